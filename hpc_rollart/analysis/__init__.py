@@ -1,0 +1,1 @@
+"""What one learns from a run directory afterwards: report, audit, overlap."""

@@ -1,0 +1,172 @@
+"""From a YAML file and `-o` overrides to a checked `RunConfig`, or to one error with every mend."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from hpc_rollart.config import checks, explain
+from hpc_rollart.config.problem import ConfigError, Path, Problem
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.config.yaml_text import Document, parse, syntax_problem
+
+__all__ = ["ConfigError", "load", "load_resolved"]
+
+
+@dataclass(frozen=True)
+class _Override:
+    text: str
+    path: Path
+    value: Any
+
+
+def load(path: str | FilePath, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read, override, validate and check a run's config.
+
+    Parameters
+    ----------
+    path
+        YAML file.
+    overrides
+        `a.b.c=value` each; the value is YAML. A task is named by its index or its name:
+        `tasks.0.weight=2`, `tasks.frozen-lake.weight=2`.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or the run could not start on this machine; one line per problem.
+    """
+    document = _read(FilePath(path))
+    data, applied = _apply(document.data, overrides)
+    where = _locator(str(path), document, applied, data)
+    config = _validate(data, where)
+    found = checks.across_keys(config)
+    found = found or checks.on_this_machine(config)
+    if found:
+        raise ConfigError([where(problem) for problem in found])
+    return config
+
+
+def load_resolved(run_dir: str | FilePath) -> RunConfig:
+    """Read `config.yaml` of an existing run; nothing about this machine is checked.
+
+    Raises
+    ------
+    ConfigError
+        There is no such file, or this version does not understand it.
+    """
+    path = FilePath(run_dir) / "config.yaml"
+    document = _read(path)
+    return _validate(document.data, _locator(str(path), document, [], document.data))
+
+
+def _read(path: FilePath) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: there is no such file"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
+    try:
+        document = Document(text)
+    except yaml.YAMLError as error:
+        line, reason = syntax_problem(error)
+        raise ConfigError([f"{path}{f':{line}' if line else ''}: not valid YAML: {reason}"]) from None
+    if not isinstance(document.data, dict):
+        raise ConfigError([f"{path}: expected keys such as run, model and tasks at the top"])
+    return document
+
+
+def _validate(data: Any, where: Callable[[Problem], str]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([where(problem) for problem in explain.problems(error, data)]) from None
+
+
+def _locator(file: str, document: Document, applied: list[_Override], data: Any) -> Callable[[Problem], str]:
+    """Return a function that writes a problem as one line, naming the file and line or the override."""
+
+    def where(problem: Problem) -> str:
+        key = explain.dotted(problem.path, data)
+        for override in reversed(applied):
+            below = problem.path[: len(override.path)] == override.path
+            above = override.path[: len(problem.path)] == problem.path
+            if below or (above and not _holds(document.data, problem.path)):
+                return f"-o {override.text}: {key}: {problem.text}"
+        line = document.line(problem.path)
+        return f"{file}{f':{line}' if line else ''}: {key}: {problem.text}"
+
+    return where
+
+
+def _holds(data: Any, path: Path) -> bool:
+    """Return whether `data` has the key `path`."""
+    parent = explain.get(data, path[:-1])
+    return isinstance(parent, list) or (isinstance(parent, dict) and path[-1] in parent)
+
+
+# --- overrides ---------------------------------------------------------------------------------------
+
+
+def _apply(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[_Override]]:
+    """Return a copy of `data` with all overrides in it."""
+    data = copy.deepcopy(data)
+    applied: list[_Override] = []
+    lines: list[str] = []
+    for text in overrides:
+        try:
+            applied.append(_apply_one(data, text))
+        except ValueError as error:
+            lines.append(f"-o {text}: {error}")
+    if lines:
+        raise ConfigError(lines)
+    return data, applied
+
+
+def _apply_one(data: dict[str, Any], text: str) -> _Override:
+    dotted, equals, raw = text.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise ValueError("expected KEY=VALUE, for example run.steps=100")
+    try:
+        value = parse(raw)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value is not valid YAML: {syntax_problem(error)[1]}") from None
+    here: Any = data
+    path: Path = ()
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        if isinstance(here, list):
+            index = _index(here, key, ".".join(keys[:depth]))
+            path = (*path, index)
+            if last:
+                here[index] = value
+            here = here[index]
+        elif isinstance(here, dict):
+            if path == ("components",) and not last and key not in here:
+                raise ValueError(f"no component is named {key!r}; components: {', '.join(here)}")
+            path = (*path, key)
+            if last:
+                here[key] = value
+            elif here.get(key) is None:
+                here[key] = {}
+            here = here[key]
+        else:
+            raise ValueError(f"{'.'.join(keys[:depth])} is a single value and has no key {key!r}")
+    return _Override(text, path, value)
+
+
+def _index(entries: list[Any], key: str, where: str) -> int:
+    names = [str(entry.get("name")) if isinstance(entry, dict) else "" for entry in entries]
+    if key in names:
+        return names.index(key)
+    if key.isdecimal() and int(key) < len(entries):
+        return int(key)
+    last = len(entries) - 1
+    raise ValueError(f"{where} has no entry {key!r}; entries: {', '.join(names)} (or 0 to {last})")

@@ -1,0 +1,159 @@
+"""What the run shows of itself: the line of metrics.jsonl for each step, and status.json while it runs."""
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpc_rollart.messages import Batch, Failed, Finished, Installed, StepDone
+
+# Throughput is shown over this window: long enough to be calm, short enough to show a stall.
+_RATE_WINDOW_S = 10.0
+
+
+@dataclass
+class TaskProgress:
+    """One task so far; `reward` is its mean in the last step that trained on it."""
+
+    name: str
+    finished: int = 0
+    failed: int = 0
+    reward: float | None = None
+
+
+@dataclass
+class Progress:
+    """Collects what happens and says it in the two files' terms.
+
+    Parameters
+    ----------
+    tasks
+        Names of the tasks, in the config's order.
+    steps
+        Steps the run is to do.
+    t_start
+        Unix seconds.
+    """
+
+    tasks: list[str]
+    steps: int
+    t_start: float
+    step: int = 0
+    installed: dict[int, int] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    staleness: dict[str, float] = field(default_factory=dict)
+    tokens_sampled: int = 0
+    by_task: list[TaskProgress] = field(init=False)
+    _rate: deque[tuple[float, int]] = field(default_factory=deque)
+    _batch: Batch | None = None
+    _turns: dict[int, int] = field(default_factory=dict)
+    _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def __post_init__(self) -> None:
+        self.by_task = [TaskProgress(name) for name in self.tasks]
+
+    def begin(self, now: float) -> None:
+        """The ranks are ready; steps are paced from here."""
+        self._step_times.append(now)
+
+    def finished(self, task: int, message: Finished) -> None:
+        """An episode was scored."""
+        self.by_task[task].finished += 1
+        self._turns[message.trajectory] = message.turns
+        self.tokens_sampled += message.sampled
+        self._rate.append((time.time(), message.sampled))
+
+    def failed(self, task: int, _message: Failed) -> None:
+        """An episode failed."""
+        self.by_task[task].failed += 1
+
+    def dropped(self, trajectory: int) -> None:
+        """A finished trajectory will not be trained on."""
+        self._turns.pop(trajectory, None)
+
+    def weights_installed(self, source: int, message: Installed) -> None:
+        """A generator serves a new version."""
+        self.installed[source] = message.version
+        # Until every generator has it, the slowest one's pause is what the version cost.
+        self.waits["exposed_s"] = message.exposed_s
+
+    def batch_cut(self, batch: Batch) -> None:
+        """The trainer was told what to train on."""
+        self._batch = batch
+        lags = [item.staleness for item in batch.items]
+        self.staleness = {"mean": sum(lags) / len(lags), "max": max(lags)}
+
+    def step_done(self, message: StepDone, counts: dict[str, int]) -> dict[str, Any]:
+        """Close a step and return its line of metrics.jsonl."""
+        batch, trained = self._batch, message.metrics
+        assert batch is not None and batch.step == message.step
+        rewards: dict[str, float] = {}
+        turns: dict[str, float] = {}
+        for index, task in enumerate(self.by_task):
+            items = [item for item in batch.items if item.task == index]
+            if items:
+                task.reward = sum(item.reward for item in items) / len(items)
+                rewards[task.name] = task.reward
+                turns[task.name] = sum(self._turns.pop(i.trajectory) for i in items) / len(items)
+        now = time.time()
+        self.step = message.step + 1
+        self._step_times.append(now)
+        self.waits |= {
+            "trainer_batch_s": trained["wait_batch_s"],
+            "trainer_train_s": trained["train_s"],
+            "publish_s": trained.get("publish_s", 0.0),
+        }
+        lags = Counter(item.staleness for item in batch.items)
+        return {
+            "step": message.step,
+            "version": batch.version,
+            "t": now,
+            "reward": rewards,
+            "reward_mean": sum(item.reward for item in batch.items) / len(batch.items),
+            **trained,
+            "exposed_s": self.waits.get("exposed_s"),
+            "staleness_mean": self.staleness["mean"],
+            "staleness_max": self.staleness["max"],
+            "staleness_hist": {str(lag): count for lag, count in sorted(lags.items())},
+            "trajectories": len(batch.items),
+            "turns_mean": turns,
+            "tokens_per_s": self.tokens_per_s(now),
+            "counts": counts,
+        }
+
+    def tokens_per_s(self, now: float) -> float:
+        """Sampled tokens a second over the last ten seconds."""
+        while self._rate and self._rate[0][0] < now - _RATE_WINDOW_S:
+            self._rate.popleft()
+        span = min(_RATE_WINDOW_S, max(now - self.t_start, 1.0))
+        return sum(sampled for _, sampled in self._rate) / span
+
+    def status(self, state: str, message: str, in_flight: int, groups: dict[str, int]) -> dict[str, Any]:
+        """Return the content of status.json."""
+        now = time.time()
+        return {
+            "state": state,
+            "step": self.step,
+            "steps": self.steps,
+            "t": now,
+            "t_start": self.t_start,
+            "eta_s": self._eta_s(),
+            "version": min(self.installed.values(), default=0),
+            "tasks": {
+                task.name: {"reward": task.reward, "trajectories": task.finished, "failed": task.failed}
+                for task in self.by_task
+            },
+            "tokens_per_s": self.tokens_per_s(now),
+            "staleness": self.staleness,
+            "in_flight": in_flight,
+            "groups": groups,
+            "waits": self.waits,
+            "message": message,
+        }
+
+    def _eta_s(self) -> float | None:
+        """Steps left at the pace of the last ones."""
+        if len(self._step_times) < 3:
+            return None
+        pace = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
+        return pace * (self.steps - self.step)

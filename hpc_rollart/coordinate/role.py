@@ -1,0 +1,400 @@
+"""The coordinator: gives messages and the time to the ledger, and sends out what it decides.
+
+It holds metadata only. Nothing here decides who runs, what is stale or what makes a batch: that is
+`core/`, which simulation and property tests drive in the same way.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Iterable
+
+from hpc_rollart.config.layout import pools
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.coordinate.progress import Progress
+from hpc_rollart.core import types as core
+from hpc_rollart.core.ledger import Ledger
+from hpc_rollart.core.router import Router
+from hpc_rollart.fabric.mailbox import Reply
+from hpc_rollart.messages import (
+    Admit,
+    Batch,
+    BatchItem,
+    Bye,
+    Cancel,
+    Cancelled,
+    Failed,
+    Fatal,
+    Finished,
+    FreeSlots,
+    Hello,
+    Installed,
+    MayInstall,
+    NextBatch,
+    Started,
+    StepDone,
+    Stop,
+    Ticket,
+)
+from hpc_rollart.observe.metrics import MetricsWriter
+from hpc_rollart.observe.status import StatusFile
+from hpc_rollart.rank import RankContext, RunFailed, record_failure
+
+_STATUS_EVERY_S = 0.5
+# A rank has this long to flush its files after it was told to stop; a training step may have to end first.
+_BYE_DEADLINE_S = 60.0
+_BYE_AFTER_FAILURE_S = 10.0
+
+
+class Coordinator:
+    """State of the coordinator rank.
+
+    Parameters
+    ----------
+    context
+        The rank's place in the run.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        config, world = context.config, context.world
+        self.context = context
+        self.config = config
+        self.mailbox = context.mailbox
+        self.ledger = Ledger(_rules(config), [core.Task(t.name, t.weight, t.affinity) for t in config.tasks])
+        self.router = Router(pools(config), world.generators)
+        self.progress = Progress([t.name for t in config.tasks], config.run.steps, time.time())
+        self.metrics = MetricsWriter(context.run_dir)
+        self.status = StatusFile(context.run_dir)
+        self.free_slots: dict[int, int] = {}
+        self.home: dict[int, tuple[int, int]] = {}  # trajectory -> (env rank, task)
+        self.installed = dict.fromkeys(world.generators, 0)
+        self.hellos: set[int] = set()
+        self.byes: set[int] = set()
+        self.allowed_version = 0
+        self.waiting_trainer: tuple[int, Reply] | None = None
+        self.last_event = time.monotonic()
+        self.state = "starting"
+        self.failure: tuple[int, str] | None = None
+        self.end = asyncio.Event()
+        self.end_reason = ""
+
+    # --- messages ----------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Register a handler for everything that other ranks tell the coordinator."""
+        mailbox = self.mailbox
+        mailbox.on(Hello, self.on_hello)
+        mailbox.on(FreeSlots, self.on_free_slots)
+        mailbox.on(Started, self.on_started)
+        mailbox.on(Finished, self.on_finished)
+        mailbox.on(Failed, self.on_failed)
+        mailbox.on(Cancelled, self.on_cancelled)
+        mailbox.on(Installed, self.on_installed)
+        mailbox.on_request(NextBatch, self.on_next_batch)
+        mailbox.on(StepDone, self.on_step_done)
+        mailbox.on(Bye, self.on_bye)
+        mailbox.on(Fatal, self.on_fatal)
+        mailbox.on_lost(self.on_lost)
+
+    def on_hello(self, source: int, _message: Hello) -> None:
+        """A rank is ready."""
+        self.hellos.add(source)
+        self.last_event = time.monotonic()
+
+    def on_free_slots(self, source: int, message: FreeSlots) -> None:
+        """An env rank has room."""
+        self.free_slots[source] = self.free_slots.get(source, 0) + message.count
+        self.pump()
+
+    def on_started(self, _source: int, message: Started) -> None:
+        """First tokens were sampled: the staleness of these trajectories is known from here on."""
+        for trajectory in message.trajectories:
+            self._cancel(self.ledger.started(trajectory, message.version))
+
+    def on_finished(self, _source: int, message: Finished) -> None:
+        """An episode was scored."""
+        _, task = self.home[message.trajectory]
+        self.progress.finished(task, message)
+        self.router.release(message.trajectory)
+        self._cancel(self.ledger.finished(message.trajectory, message.reward, message.start_version))
+        self.pump()
+
+    def on_failed(self, source: int, message: Failed) -> None:
+        """An episode failed; the ledger replaces the member."""
+        _, task = self.home.pop(message.trajectory)
+        self.progress.failed(task, message)
+        self.router.release(message.trajectory)
+        name = self.config.tasks[task].name
+        print(f"{name}: trajectory {message.trajectory} on rank {source}: {message.status}: {message.reason}")
+        self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
+        self.pump()
+
+    def on_cancelled(self, _source: int, message: Cancelled) -> None:
+        """Env ranks confirm what was cancelled; its rows are written."""
+        for trajectory in message.trajectories:
+            self.router.release(trajectory)
+            self.home.pop(trajectory, None)
+            self.progress.dropped(trajectory)
+        self.pump()
+
+    def on_installed(self, source: int, message: Installed) -> None:
+        """A generator serves a new version; the window moves when the last one does."""
+        self.progress.weights_installed(source, message)
+        self.installed[source] = message.version
+        self.ledger.installed(min(self.installed.values()))
+        self.pump()
+
+    def on_next_batch(self, _source: int, message: NextBatch, reply: Reply) -> None:
+        """The trainer wants a batch; it is answered as soon as there is one."""
+        self.waiting_trainer = (message.step, reply)
+        self.pump()
+
+    def on_step_done(self, _source: int, message: StepDone) -> None:
+        """A step is trained: its line goes into metrics.jsonl."""
+        self.last_event = time.monotonic()
+        self.metrics.write(self.progress.step_done(message, self.ledger.counts()))
+        if message.metrics.get("all_advantages_zero"):
+            print(f"step {message.step}: every group's rewards are equal, so there was nothing to learn from")
+        if message.step + 1 == self.config.run.steps:
+            self.finish("done")
+
+    def on_bye(self, source: int, _message: Bye) -> None:
+        """A rank has flushed all it holds."""
+        self.byes.add(source)
+
+    def on_fatal(self, source: int, message: Fatal) -> None:
+        """A rank cannot go on."""
+        self.fail(source, message.error)
+
+    def on_lost(self, rank: int) -> None:
+        """A rank died."""
+        self.fail(rank, "the process died (killed, or out of memory?)")
+
+    # --- decisions ---------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Do everything that the present state allows: answer the trainer, admit new trajectories."""
+        self.last_event = time.monotonic()
+        if self.state != "running":
+            return
+        now = time.time()
+        self._answer_trainer()
+        self._admit(now)
+        if self.config.schedule.mode == "one_off":
+            self._allow_install()
+
+    def _answer_trainer(self) -> None:
+        if self.waiting_trainer is None:
+            return
+        cut = self.ledger.cut_batch()
+        if cut is None:
+            return
+        batch, cancels = cut
+        step, reply = self.waiting_trainer
+        assert step == batch.step
+        self.waiting_trainer = None
+        items = [
+            BatchItem(
+                trajectory=item.trajectory,
+                group=item.group,
+                task=item.task,
+                env_rank=self.home.pop(item.trajectory)[0],
+                reward=item.reward,
+                start_version=item.start_version,
+                staleness=item.staleness,
+            )
+            for item in batch.items
+        ]
+        message = Batch(step=batch.step, version=batch.version, items=items)
+        self.progress.batch_cut(message)
+        reply(message)
+        self._cancel(cancels)
+
+    def _admit(self, now: float) -> None:
+        """Send each new ticket to the env rank with the most room; the router picks its replica."""
+        tickets: dict[int, list[Ticket]] = {}
+        for leave in self.ledger.admit(now, sum(self.free_slots.values())):
+            rank = max(self.free_slots, key=lambda r: (self.free_slots[r], -r))
+            self.free_slots[rank] -= 1
+            self.home[leave.trajectory] = (rank, leave.task)
+            route = self.router.route(leave.trajectory, self.config.tasks[leave.task].affinity)
+            tickets.setdefault(rank, []).append(
+                Ticket(
+                    trajectory=leave.trajectory,
+                    group=leave.group,
+                    member=leave.member,
+                    attempt=leave.attempt,
+                    task=leave.task,
+                    env_seed=leave.env_seed,
+                    sample_seed=leave.sample_seed,
+                    pool=route.pool,
+                    generator=route.replica,
+                    t_admitted=now,
+                )
+            )
+        for rank, batch in tickets.items():
+            self.mailbox.send(rank, Admit(tickets=batch))
+
+    def _cancel(self, cancels: Iterable[core.Cancel]) -> None:
+        """Tell the env ranks; they free the engine's slots themselves."""
+        messages: dict[tuple[int, str], list[int]] = {}
+        for cancel in cancels:
+            rank, _ = self.home[cancel.trajectory]
+            messages.setdefault((rank, cancel.status), []).append(cancel.trajectory)
+        for (rank, status), trajectories in messages.items():
+            self.mailbox.send(rank, Cancel(trajectories=trajectories, status=status))
+
+    def _allow_install(self) -> None:
+        """In `one_off` mode, let the generators take the next version once they have drained."""
+        version = self.ledger.version + 1
+        if (
+            version > self.allowed_version
+            and version <= self.ledger.step
+            and self.ledger.may_install(version)
+        ):
+            self.allowed_version = version
+            for rank in self.installed:
+                self.mailbox.send(rank, MayInstall(version=version))
+
+    # --- the run's beginning and end -----------------------------------------------------------------
+
+    def finish(self, reason: str) -> None:
+        """End the run in good order: `done` or `interrupted`."""
+        if not self.end.is_set():
+            self.end_reason = reason
+            self.end.set()
+
+    def fail(self, rank: int, error: str) -> None:
+        """End the run because of what happened on `rank`."""
+        if self.failure is None:
+            self.failure = (rank, error)
+        self.end_reason = "failed"
+        self.end.set()
+
+    async def run(self) -> None:
+        """Coordinate until the run ends.
+
+        Raises
+        ------
+        RunFailed
+            A rank failed or was lost, or nothing progressed for `launch.stall_deadline_s`.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self.finish, "interrupted")
+        self.listen()
+        await self._gather_ranks()
+        if not self.end.is_set():
+            self.state = "running"
+            self.progress.begin(time.time())
+            await self._watch()
+        await self._wind_up()
+        if self.failure:
+            rank, error = self.failure
+            raise RunFailed(f"rank {rank} ({self.context.world.name_of(rank)}): {error}")
+
+    async def _gather_ranks(self) -> None:
+        """Wait until every rank has said that it is ready."""
+        world = self.context.world
+        expected = set(range(world.size)) - {world.rank}
+        deadline = time.monotonic() + self.config.launch.start_deadline_s
+        while not self.end.is_set() and (missing := expected - self.hellos):
+            names = ", ".join(world.name_of(rank) for rank in sorted(missing))
+            self._write_status(f"waiting for {names}")
+            if time.monotonic() > deadline:
+                seconds = self.config.launch.start_deadline_s
+                self.fail(
+                    min(missing), f"not ready after launch.start_deadline_s = {seconds:g} s; missing: {names}"
+                )
+            await self._pause(0.1)
+
+    async def _watch(self) -> None:
+        """Keep the status file fresh, wake the ledger when something falls due, and notice a stall."""
+        started = time.monotonic()
+        budget = self.config.run.time_budget
+        self.pump()
+        while not self.end.is_set():
+            now = time.time()
+            wakeup = self.ledger.next_wakeup(now)
+            await self._pause(min(_STATUS_EVERY_S, max(0.01, (wakeup or now + 1.0) - now)))
+            stalled_s = time.monotonic() - self.last_event
+            if stalled_s > self.config.launch.stall_deadline_s:
+                waiting = self.ledger.waiting_for(time.time())
+                self.fail(
+                    self.context.world.rank,
+                    f"nothing happened for launch.stall_deadline_s = {stalled_s:.0f} s; {waiting}",
+                )
+            elif budget and time.monotonic() - started > budget:
+                self.finish("done")
+            else:
+                self._wake()
+            self._write_status()
+
+    def _wake(self) -> None:
+        """Pump for what falls due by the clock alone, which is no sign of life."""
+        last_event = self.last_event
+        self.pump()
+        self.last_event = last_event
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.end.wait(), seconds)
+
+    async def _wind_up(self) -> None:
+        """Stop those that write first; the generators may still be needed by a last broadcast."""
+        world = self.context.world
+        self.state = "stopping"
+        self._write_status(f"stopping: {self.end_reason}")
+        if self.failure:
+            record_failure(self.context, *self.failure)
+        self.ledger.shutdown()
+        writers = {*world.ranks_of("trainer"), *world.ranks_of("env")}
+        for ranks in (writers, set(world.generators)):
+            for rank in ranks:
+                self.mailbox.send(rank, Stop(reason=self.end_reason))
+            await self._byes(ranks)
+        self.metrics.close()
+        self.state = self.end_reason
+        self._write_status()
+
+    async def _byes(self, ranks: set[int]) -> None:
+        """Wait until `ranks` have flushed; a rank that does not answer is named and left behind."""
+        seconds = _BYE_AFTER_FAILURE_S if self.failure else _BYE_DEADLINE_S
+        deadline = time.monotonic() + seconds
+        while missing := ranks - self.byes - self.mailbox.lost:
+            if self.failure:
+                missing.discard(self.failure[0])
+                if not missing:
+                    return
+            if time.monotonic() > deadline:
+                names = ", ".join(self.context.world.name_of(rank) for rank in sorted(missing))
+                self.fail(min(missing), f"did not stop within {seconds:g} s (waited for {names})")
+                return
+            await asyncio.sleep(0.02)
+
+    def _write_status(self, message: str = "") -> None:
+        view = self.ledger.snapshot()
+        groups = {"open": view.open, "complete": view.complete}
+        self.status.write(self.progress.status(self.state, message, view.in_flight, groups))
+
+
+def _rules(config: RunConfig) -> core.Rules:
+    algorithm, schedule = config.algorithm, config.schedule
+    return core.Rules(
+        group_size=algorithm.group_size,
+        groups_per_batch=algorithm.groups_per_batch,
+        total_steps=config.run.steps,
+        seed=config.run.seed,
+        alpha=schedule.alpha,
+        mode=schedule.mode,
+        redundant_groups=schedule.redundancy.groups,
+        redundant_members=schedule.redundancy.members,
+        retry_attempts=schedule.retry.attempts,
+        backoff_s=schedule.retry.backoff_s,
+        backoff_max_s=schedule.retry.backoff_max_s,
+    )
+
+
+async def main(context: RankContext) -> None:
+    """Coordinate the run until it ends."""
+    await Coordinator(context).run()

@@ -1,0 +1,1 @@
+"""Generator ranks: the engine protocol and the engines behind it."""

@@ -1,0 +1,77 @@
+"""Gets a run's policy ready before any rank starts: makes, converts or finds it, with a progress bar."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hpc_rollart.config.load import load_resolved
+from hpc_rollart.config.problem import ConfigError
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.launch.rundir import amend_manifest
+
+
+def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
+    """Get the policy of the run in `run_dir` ready and note it as `model_dir` in its manifest.
+
+    Raises
+    ------
+    ConfigError
+        It could not be made; the reason was printed.
+    """
+    if config.model.path is not None:
+        amend_manifest(run_dir, model_dir=str(Path(config.model.path).expanduser().absolute()))
+        return
+    console.print("preparing the model ...", style="dim", highlight=False)
+    # A process of its own: what torch takes in memory and threads is gone before the ranks start.
+    line = [sys.executable, "-m", "hpc_rollart.launch.model", str(run_dir)]
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    code = subprocess.run(line, env=env, check=False).returncode
+    if code == 130 or code < 0:
+        raise KeyboardInterrupt
+    if code:
+        raise ConfigError(
+            [f"model: could not be prepared (see above); {run_dir} holds no run and can be removed"]
+        )
+
+
+def build(config: RunConfig, console: Console) -> Path:
+    """Make or find the policy and return its directory; shows a progress bar on `console`.
+
+    Raises
+    ------
+    ConfigError
+        The model cannot be made; the line says why.
+    """
+    from hpc_rollart.models.build import ModelError, build_model
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("model", total=None)
+
+        def advance(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        try:
+            return Path(build_model(config, advance))
+        except ModelError as error:
+            raise ConfigError([f"model: {error}"]) from None
+
+
+def _main(run_dir: Path) -> int:
+    try:
+        path = build(load_resolved(run_dir), Console(stderr=True))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    amend_manifest(run_dir, model_dir=str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(Path(sys.argv[1])))

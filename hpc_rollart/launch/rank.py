@@ -1,0 +1,142 @@
+"""What one MPI rank runs: opens the world, plays its role, and leaves without taking others down.
+
+Started by the launcher as ``python -m hpc_rollart.launch.rank RUN_DIR ATTEMPT``; not for people.
+"""
+
+import asyncio
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from hpc_rollart.config.layout import blocks, pool_of
+from hpc_rollart.config.load import load_resolved
+from hpc_rollart.fabric.mailbox import Mailbox
+from hpc_rollart.fabric.world import ComponentSpec, open_world
+from hpc_rollart.messages import AnyMessage, Fatal, Stop
+from hpc_rollart.observe.timeline import Timeline
+from hpc_rollart.rank import RankContext, RunFailed, record_failure
+
+# A rank that failed waits this long for the coordinator's `Stop`, so that the others end in good order.
+_STOP_WAIT_S = 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank and return its exit status."""
+    run_dir, attempt = Path(argv[0]), int(argv[1])
+    # A rank must not outlive the launcher that would end it.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Only the coordinator acts on the request to stop; to the others it comes as a message.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = load_resolved(run_dir)
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    world = open_world(
+        [
+            ComponentSpec(
+                b.component, b.role, b.count, pool_of(config, b.first) if b.role == "generator" else -1
+            )
+            for b in blocks(config)
+        ]
+    )
+    _redirect_output(run_dir / "logs" / str(attempt) / f"{world.component}-{world.rank}.log")
+    with Timeline(run_dir / "timeline", world.component, world.rank) as timeline:
+        context = RankContext(
+            config=config,
+            run_dir=run_dir,
+            run_id=manifest["run_id"],
+            attempt=attempt,
+            world=world,
+            mailbox=Mailbox(world.comm, AnyMessage, world.name_of),
+            timeline=timeline,
+        )
+        failed = asyncio.run(_live(context, Path(manifest["model_dir"])))
+    whole = not failed and context.stop_reason != "failed" and not context.mailbox.lost
+    world.close(graceful=whole, code=3 if failed else 0)
+    return 0
+
+
+def _role(context: RankContext, model_dir: Path) -> Coroutine[Any, Any, None]:
+    """Import and start the role's main loop: a rank loads only the libraries it needs."""
+    if context.world.is_coordinator:
+        from hpc_rollart.coordinate.role import main as coordinator
+
+        return coordinator(context)
+    if context.world.role == "trainer":
+        from hpc_rollart.train.role import main as trainer
+
+        return trainer(context, model_dir)
+    if context.world.role == "generator":
+        from hpc_rollart.generate.role import main as generator
+
+        return generator(context, model_dir)
+    from hpc_rollart.rollout.role import main as env
+
+    return env(context, model_dir)
+
+
+async def _live(context: RankContext, model_dir: Path) -> bool:
+    """Play the role to its end; returns whether this rank failed."""
+    mailbox, world = context.mailbox, context.world
+    mailbox.on(Stop, context.on_stop)
+    coordinator_lost = asyncio.Event()
+    if not world.is_coordinator:
+        mailbox.on_lost(lambda rank: coordinator_lost.set() if rank == world.coordinator else None)
+    moving = asyncio.create_task(mailbox.run(), name="mailbox")
+    playing = asyncio.create_task(_role(context, model_dir), name="role")
+    watching = asyncio.create_task(coordinator_lost.wait(), name="coordinator lost")
+    try:
+        await asyncio.wait({moving, playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if coordinator_lost.is_set():
+            raise RunFailed("the coordinator was lost")
+        await (playing if playing.done() else moving)
+    except Exception as error:
+        await _fail(context, error)
+        return True
+    finally:
+        for task in (playing, watching, moving):
+            task.cancel()
+        await asyncio.wait({playing, watching, moving}, timeout=_STOP_WAIT_S)
+    return False
+
+
+async def _fail(context: RankContext, error: Exception) -> None:
+    """Put the failure on record, tell the coordinator, and wait for its word to leave."""
+    world = context.world
+    traceback.print_exc()
+    text = str(error) or type(error).__name__
+    record_failure(context, world.rank, text)
+    if world.is_coordinator or world.coordinator in context.mailbox.lost:
+        return
+    context.mailbox.send(world.coordinator, Fatal(host=world.host, component=world.component, error=text))
+    deadline = asyncio.get_running_loop().time() + _STOP_WAIT_S
+    while not context.stopped.is_set() and asyncio.get_running_loop().time() < deadline:
+        try:
+            context.mailbox.poll()
+        except Exception:
+            return  # the mailbox itself is what failed: nobody can be waited for
+        await asyncio.sleep(0.01)
+
+
+def _redirect_output(path: Path) -> None:
+    """Send this process's stdout and stderr, C libraries' included, to its own log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

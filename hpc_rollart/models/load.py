@@ -1,0 +1,68 @@
+"""Loading a policy and its tokenizer from a local folder, and never from the network."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelError(Exception):
+    """A model cannot be had; the message is one line and names the folder and the mend."""
+
+
+def check_folder(directory: Path) -> None:
+    """Check that `directory` holds a model in Hugging Face format, without reading the weights.
+
+    Raises
+    ------
+    ModelError
+        Naming what is missing.
+    """
+    if not directory.is_dir():
+        raise ModelError(f"no model folder at {directory}")
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
+    if not any(directory.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        raise ModelError(f"the model folder {directory} lacks {', '.join(missing)}")
+
+
+def load_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load the causal language model in `directory`, in evaluation mode, on the CPU.
+
+    Parameters
+    ----------
+    directory
+        Folder in Hugging Face format, with safetensors.
+    dtype
+        The trainer needs float32 (its master weights); a generator takes what it serves.
+
+    Raises
+    ------
+    ModelError
+        If files are missing or the weights do not fit the architecture.
+    """
+    check_folder(directory)
+    model, report = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(f"the weights in {directory} lack {len(missing)} tensors, such as {missing[0]}")
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in `directory`; it must have a chat template.
+
+    Raises
+    ------
+    ModelError
+        If files are missing or there is no chat template.
+    """
+    check_folder(directory)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    if not tokenizer.chat_template:
+        raise ModelError(f"the tokenizer in {directory} has no chat template; use an instruction-tuned model")
+    return tokenizer

@@ -1,0 +1,73 @@
+"""Writes the run's numbers, one line a step, for people with `tail`, `jq` or TensorBoard."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from tensorboard.summary import Writer
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise NotImplementedError(f"metrics cannot hold {type(value).__name__}")
+
+
+def _scalars(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers of nested mappings, named by their path: ``reward/frozen-lake``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float | np.number) and math.isfinite(value):
+            yield f"{prefix}{name}", float(value)
+
+
+class MetricsWriter:
+    """Appends to ``RUN/metrics.jsonl`` and writes scalars under ``RUN/tensorboard``.
+
+    A NaN or an infinity, for which JSON has no word, becomes null (and no TensorBoard point).
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir = Path(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: a line is on its way to disk, whole, before the step counts as reported.
+        self._file = open(run_dir / METRICS_FILE, "ab", buffering=0)  # noqa: SIM115
+        self._tensorboard = Writer(str(run_dir / "tensorboard"))
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Write the line of one step; `line` has an int ``step`` and JSON-able values, dicts nested."""
+        self._file.write(msgspec.json.encode(line, enc_hook=_plain) + b"\n")
+        for tag, value in _scalars(line):
+            if tag != "step":
+                self._tensorboard.add_scalar(tag, value, int(line["step"]))
+        self._tensorboard.flush()
+
+    def close(self) -> None:
+        """Close both files; calling it twice is fine."""
+        if not self._file.closed:
+            self._file.close()
+            self._tensorboard.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """All whole lines of ``metrics.jsonl``, in order; none when the file is missing.
+
+    A last line that a killed writer left torn is passed over.
+    """
+    path = Path(run_dir) / METRICS_FILE
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

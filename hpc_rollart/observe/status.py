@@ -1,0 +1,33 @@
+"""The run's present state in one small file, replaced whole, for whoever looks at it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STATUS_FILE = "status.json"
+
+
+class StatusFile:
+    """Writes ``RUN/status.json``; a reader sees the old content or the new one, never a part."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = Path(run_dir) / STATUS_FILE
+        self._aside = self._path.with_name(f".{STATUS_FILE}.{os.getpid()}")
+
+    def write(self, status: Mapping[str, Any]) -> None:
+        """Replace the file's content."""
+        self._aside.write_bytes(msgspec.json.encode(status))
+        os.replace(self._aside, self._path)
+
+
+def read_status(run_dir: Path) -> dict[str, Any] | None:
+    """The last status written, or None when there is none yet."""
+    try:
+        status: dict[str, Any] = json.loads((Path(run_dir) / STATUS_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    return status

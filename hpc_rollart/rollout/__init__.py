@@ -1,0 +1,1 @@
+"""Environment ranks: the episode loop, its worker processes, and turns as tokens."""

@@ -1,0 +1,1 @@
+"""Trainer ranks: batches, objectives, optimisers and checkpoints."""

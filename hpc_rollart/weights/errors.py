@@ -1,0 +1,9 @@
+"""Names what can go wrong while weights travel."""
+
+
+class TransportError(Exception):
+    """The library that moves the bytes reported a failure."""
+
+
+class WeightSyncError(Exception):
+    """A version of the weights did not reach every generator; the text names the rank and its host."""

@@ -1,0 +1,179 @@
+"""A second opinion on the ledger: keeps its own books of every decision and asserts the invariants at each.
+
+`AuditedLedger` has the methods of `Ledger` that change something. Whoever drives it may also tell it the
+truth about start versions (`sampled`) ahead of the report that reaches the ledger.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_rollart.core.ledger import Ledger
+from hpc_rollart.core.types import STATUSES, Admission, Batch, Cancel, Failure, Rules, Task
+
+
+@dataclass
+class Book:
+    """What is known of one dispatched trajectory."""
+
+    admission: Admission
+    sampled: int | None = None  # the version of its first token, in truth
+    reported: int | None = None  # the same, once the ledger was told
+    reward: float | None = None
+    status: str | None = None
+
+
+class AuditedLedger:
+    """A ledger whose every decision is checked and logged in `log`."""
+
+    def __init__(self, rules: Rules, tasks: Sequence[Task]) -> None:
+        self.rules = rules
+        self.tasks = tasks
+        self.ledger = Ledger(rules, tasks)
+        self.books: dict[int, Book] = {}
+        self.live: set[int] = set()
+        self.seen: dict[tuple[int, int], int] = {}  # (group, member) -> attempts so far
+        self.group_of: dict[int, tuple[int, int]] = {}  # group -> (env_seed, task)
+        self.group_version: dict[int, int] = {}  # group -> lowest installed version when it was admitted
+        self.sample_seeds: set[int] = set()
+        self.consumed_groups: set[int] = set()
+        self.batches: list[Batch] = []
+        self.statuses: Counter[str] = Counter()
+        self.log: list[object] = []
+
+    # --- the methods of Ledger -----------------------------------------------------------------
+
+    def admit(self, now: float, free_slots: int) -> list[Admission]:
+        admissions = self.ledger.admit(now, free_slots)
+        assert len(admissions) <= max(0, free_slots)
+        for admission in admissions:
+            self._check_admission(admission)
+        if admissions:
+            self._check_state(now)
+            self.log.append(("admit", tuple(admissions)))
+        return admissions
+
+    def sampled(self, trajectory: int, version: int) -> None:
+        self.books[trajectory].sampled = version
+
+    def started(self, trajectory: int, version: int) -> list[Cancel]:
+        if trajectory in self.live:
+            self.books[trajectory].sampled = self.books[trajectory].reported = version
+        return self._cancels(self.ledger.started(trajectory, version))
+
+    def finished(self, trajectory: int, reward: float, start_version: int) -> list[Cancel]:
+        if trajectory in self.live:
+            book = self.books[trajectory]
+            book.reward, book.sampled, book.reported = reward, start_version, start_version
+        return self._cancels(self.ledger.finished(trajectory, reward, start_version))
+
+    def failed(self, trajectory: int, status: Failure, reason: str, now: float) -> list[Cancel]:
+        if trajectory in self.live:
+            self._end(trajectory, status)
+        return self._cancels(self.ledger.failed(trajectory, status, reason, now))
+
+    def installed(self, version: int) -> None:
+        self.ledger.installed(version)
+
+    def may_install(self, version: int) -> bool:
+        allowed = self.ledger.may_install(version)
+        if self.rules.mode != "one_off":
+            assert allowed
+        elif allowed and version > self.ledger.version:
+            unfinished = [t for t in self.live if self.books[t].reward is None]
+            assert not unfinished, f"one_off installs {version} though {unfinished} are unfinished"
+        return allowed
+
+    def cut_batch(self, now: float) -> tuple[Batch, list[Cancel]] | None:
+        trained_from = self.ledger.step
+        cut = self.ledger.cut_batch()
+        if cut is None:
+            finished = sum(self.books[trajectory].reward is not None for trajectory in self.live)
+            if finished >= self.rules.group_size * self.rules.groups_per_batch and not self.ledger.done:
+                assert self.ledger.snapshot().complete < self.rules.groups_per_batch, "a batch is withheld"
+            return None
+        batch, cancels = cut
+        self._check_batch(batch, trained_from)
+        self._cancels(cancels)
+        for trajectory in self.live:
+            start = self.books[trajectory].reported
+            assert start is None or self.ledger.step - start <= self.rules.alpha, "stale work left in flight"
+        self._check_state(now)
+        return batch, cancels
+
+    def shutdown(self) -> list[Cancel]:
+        return self._cancels(self.ledger.shutdown())
+
+    # --- the checks ----------------------------------------------------------------------------
+
+    def _check_admission(self, admission: Admission) -> None:
+        rules, ledger = self.rules, self.ledger
+        assert admission.trajectory == len(self.books)
+        place = (admission.group, admission.member)
+        assert 0 <= admission.member < rules.group_size + rules.redundant_members
+        assert admission.attempt == self.seen.get(place, 0), "attempts count up by one"
+        self.seen[place] = admission.attempt + 1
+        made_of = (admission.env_seed, admission.task)
+        assert self.group_of.setdefault(admission.group, made_of) == made_of, "a group shares its environment"
+        assert admission.sample_seed not in self.sample_seeds
+        self.sample_seeds.add(admission.sample_seed)
+        assert ledger.step - ledger.version <= rules.alpha, "dispatched though it would start stale"
+        self.group_version.setdefault(admission.group, ledger.version)
+        self.books[admission.trajectory] = Book(admission)
+        self.live.add(admission.trajectory)
+
+    def _check_state(self, now: float) -> None:
+        rules, ledger = self.rules, self.ledger
+        snapshot = ledger.snapshot()
+        batches = min(rules.alpha + ledger.version - ledger.step + 1, rules.total_steps - ledger.step)
+        room = max(0, batches) * (rules.groups_per_batch + rules.redundant_groups)
+        assert (
+            len(snapshot.groups)
+            <= room
+            <= (rules.alpha + 1) * (rules.groups_per_batch + rules.redundant_groups)
+        )
+        assert len(self.live) <= room * (rules.group_size + rules.redundant_members)
+        assert sum(view.finished + view.running for view in snapshot.groups) == len(self.live)
+        counts = ledger.counts()
+        assert {name: self.statuses[name] for name in STATUSES} == {name: counts[name] for name in STATUSES}
+        assert counts["started"] == len(self.books) == self.statuses.total() + len(self.live)
+        wakeup = ledger.next_wakeup(now)
+        assert wakeup is None or wakeup > now
+
+    def _check_batch(self, batch: Batch, trained_from: int) -> None:
+        rules = self.rules
+        assert batch.step == batch.version == trained_from == len(self.batches) < rules.total_steps
+        assert list(batch.items) == sorted(batch.items, key=lambda item: (item.group, item.member))
+        sizes = Counter(item.group for item in batch.items)
+        assert len(sizes) == rules.groups_per_batch
+        assert set(sizes.values()) == {rules.group_size}, "only complete groups are consumed"
+        assert not self.consumed_groups & sizes.keys(), "a group is consumed once"
+        self.consumed_groups |= sizes.keys()
+        assert len({(item.group, item.member) for item in batch.items}) == len(batch.items)
+        for item in batch.items:
+            book = self.books[item.trajectory]
+            assert book.reward == item.reward, "only what finished is consumed, with the reward it got"
+            assert (book.admission.group, book.admission.member) == (item.group, item.member)
+            assert book.admission.task == item.task
+            assert item.start_version == book.sampled
+            assert 0 <= item.staleness == batch.version - item.start_version <= rules.alpha
+            self._end(item.trajectory, "ok")
+        self.batches.append(batch)
+        self.log.append(batch)
+
+    def _cancels(self, cancels: list[Cancel]) -> list[Cancel]:
+        for cancel in cancels:
+            start = self.books[cancel.trajectory].reported
+            if cancel.status == "stale":
+                assert start is not None and self.ledger.step - start > self.rules.alpha
+                assert self.rules.alpha > 0, "what is left over under alpha 0 is surplus"
+            self._end(cancel.trajectory, cancel.status)
+        if cancels:
+            self.log.append(("cancel", tuple(cancels)))
+        return cancels
+
+    def _end(self, trajectory: int, status: str) -> None:
+        assert trajectory in self.live, f"trajectory {trajectory} ends twice: {status}"
+        self.live.remove(trajectory)
+        self.books[trajectory].status = status
+        self.statuses[status] += 1

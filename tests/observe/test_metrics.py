@@ -1,0 +1,74 @@
+"""Metrics are whole JSON lines and TensorBoard scalars; the status file is never half-written."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hpc_rollart.observe.metrics import MetricsWriter, read_metrics
+from hpc_rollart.observe.status import StatusFile, read_status
+
+ROOT = Path(__file__).parents[2]
+LINE = {"step": 1, "loss": 0.5, "reward": {"frozen-lake": 0.25, "chain-sum": None}, "grad_norm": math.nan}
+
+
+def test_a_line_is_on_disk_when_write_returns(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(LINE)
+        metrics.write({"step": 2, "loss": np.float32(0.25), "staleness_hist": {0: 3}})
+        lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0] == LINE | {"grad_norm": None}
+    assert lines[1] == {"step": 2, "loss": 0.25, "staleness_hist": {"0": 3}}
+
+
+def test_nested_numbers_become_tensorboard_tags_and_nan_none(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(LINE)
+        metrics.write(LINE | {"step": 2, "loss": math.inf})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["tensors"] or events.Tags()["scalars"]
+    assert set(tags) == {"loss", "reward/frozen-lake"}
+    series = events.Tensors("loss") if events.Tags()["tensors"] else events.Scalars("loss")
+    assert [event.step for event in series] == [1]
+
+
+def test_lines_are_read_back_without_the_torn_last_one(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics:
+        metrics.write(LINE)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "lo')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    assert read_metrics(tmp_path / "missing") == []
+
+
+def test_a_value_that_metrics_cannot_hold_is_refused(tmp_path: Path):
+    with MetricsWriter(tmp_path) as metrics, pytest.raises(NotImplementedError, match="object"):
+        metrics.write({"step": 1, "loss": object()})
+
+
+def test_the_status_file_is_replaced_whole(tmp_path: Path):
+    assert read_status(tmp_path) is None
+    status = StatusFile(tmp_path)
+    for step in range(3):
+        status.write({"state": "running", "step": step, "eta_s": math.nan})
+        assert read_status(tmp_path) == {"state": "running", "step": step, "eta_s": None}
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize("package", ["store.writer", "store.reader", "observe.metrics", "analysis.report"])
+def test_offline_packages_import_without_torch_or_mpi(package: str):
+    program = (
+        f"import sys, hpc_rollart.{package}\n"
+        "heavy = {'torch', 'mpi4py', 'tensorflow', 'transformers', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -4,9 +4,10 @@ Whatever takes long to import is imported inside the verb that needs it, so that
 completion answer at once. Exit codes: 0 done, 2 the input cannot be used, 3 the run failed, 130 interrupted.
 """
 
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -44,7 +45,7 @@ Overrides = Annotated[
 ]
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command and exit with its code; the user's mistakes are one line each, never a traceback."""
     try:
         app(prog_name="hpc-rollart")
@@ -94,18 +95,26 @@ def run(
     from hpc_rollart.launch.model import ensure_model
     from hpc_rollart.launch.mpirun import find_mpirun
     from hpc_rollart.launch.progress import make_display, summary
+    from hpc_rollart.launch.view import close_status
 
     config = _load(conf, [*(override or []), *([f"run.dir={_quoted(directory)}"] if directory else [])])
     find_mpirun()  # before anything is written: without it there is no run
     made = rundir.create(config, sys.argv)
     console = Console()
-    ensure_model(config, made.path, console)
-    display = make_display(made.path, config.run.name, console, live=not no_progress)
+    # Before the ranks run, SIGTERM ends this program as Ctrl-C does; then `run_world` handles both.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        display.phase(_starting(config))
-        outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
-    finally:
-        display.close()
+        ensure_model(config, made.path, console)
+        display = make_display(made.path, config.run.name, console, live=not no_progress)
+        try:
+            display.phase(_starting(config))
+            outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
+        finally:
+            display.close()
+    except (KeyboardInterrupt, UserError) as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        close_status(made.path, state, str(error) or "stopped before the ranks started")
+        raise
     summary(made.path, console, _write_report(made.path, console))
     if outcome.state == "failed":
         print(f"\nrun failed: {outcome.message}", file=sys.stderr)
@@ -207,7 +216,7 @@ def timeline(
 
 @app.command()
 def audit(run_dir: RunPath) -> None:
-    """Recount the run from its files alone: staleness, each trajectory once, whole groups, honest failures."""
+    """Recount from the files alone: staleness, each trajectory once, whole groups, honest failures."""
     from hpc_rollart.analysis.recount import audit as recount
     from hpc_rollart.store.files import StoreError
 

@@ -128,8 +128,8 @@ class Engine(Protocol):
     def install(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Replace the weights between two steps.
 
-        The tensors are copied, and cast to the model's dtype. KV caches stay as they are: call `recompute`
-        to have them rebuilt.
+        The tensors are copied, and cast to the model's dtype. KV caches stay as they are until
+        `recompute` is called.
 
         Raises
         ------

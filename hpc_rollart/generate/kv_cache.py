@@ -25,7 +25,7 @@ SavedKV = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Chunk:
-    """New tokens of one request: positions `start` to `stop` of row `row`, from index `offset` of the pack."""
+    """New tokens of one request: positions `start` to `stop` of a row, from index `offset` of the pack."""
 
     row: int
     start: int

@@ -1,7 +1,6 @@
 """Runs one MPI world on this machine: starts it, watches it, stops it, and leaves nothing of it behind."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -23,7 +22,6 @@ from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
 
 ATTEMPT = 0
-_PR_SET_PDEATHSIG = 1
 # The coordinator gives its ranks a minute to end a training step and flush; the launcher outwaits it.
 _STOP_DEADLINE_S = 75.0
 # After the run's end, good or bad, is on record the ranks leave; whoever has not by then is ended.
@@ -90,7 +88,7 @@ class LocalWorld:
                 stderr=subprocess.STDOUT,
                 # A session of its own: Ctrl-C reaches this program only, which then asks the ranks to stop.
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=processes.end_with_parent,
             )
             self._started = time.monotonic()
             self._cleanup = stack.pop_all()
@@ -240,11 +238,6 @@ def stop_requests(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent() -> None:
-    """In the child, before exec: have the kernel end mpirun if this program is killed."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _scratch(stack: contextlib.ExitStack, base: Path) -> Path:

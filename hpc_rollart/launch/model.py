@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.rundir import amend_manifest
 
 
@@ -29,13 +30,11 @@ def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
     # A process of its own: what torch takes in memory and threads is gone before the ranks start.
     line = [sys.executable, "-m", "hpc_rollart.launch.model", str(run_dir)]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    code = subprocess.run(line, env=env, check=False).returncode
+    code = subprocess.run(line, env=env, preexec_fn=end_with_parent, check=False).returncode
     if code == 130 or code < 0:
         raise KeyboardInterrupt
     if code:
-        raise ConfigError(
-            [f"model: could not be prepared (see above); {run_dir} holds no run and can be removed"]
-        )
+        raise ConfigError([f"model: could not be prepared, see above; nothing of use is in {run_dir}"])
 
 
 def build(config: RunConfig, console: Console) -> Path:

@@ -74,7 +74,6 @@ def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memo
         "OMPI_MCA_btl": "self,sm",
         "OMPI_MCA_pml": "ob1",
         "PMIX_MCA_ptl_base_if_include": "lo",
-        "PRTE_MCA_oob_tcp_disable_ipv6_family": "1",
     }
     if os.geteuid() == 0:
         for kind in ("OMPI", "PRTE"):

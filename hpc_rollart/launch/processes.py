@@ -1,12 +1,20 @@
 """Finds and ends every process of a run, wherever it hangs in the process tree."""
 
+import ctypes
 import os
+import signal
 import time
 from collections.abc import Iterable
 
 import psutil
 
 MARKER = "ROLLART_RUN_ID"
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Between fork and exec: have the kernel send SIGTERM when the parent dies, even of SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def of_run(run_id: str) -> list[psutil.Process]:

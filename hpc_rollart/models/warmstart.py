@@ -57,7 +57,7 @@ class WarmStartSettings:
     Attributes
     ----------
     episodes
-        Demonstration episodes, shared out among the tasks.
+        Demonstration episodes, shared out among the tasks so that each has about as much text.
     steps, batch, learning_rate
         Supervised steps, episodes in each, and AdamW's peak rate.
     skill
@@ -82,7 +82,10 @@ class Demonstration:
 def demonstrate(
     tasks: Sequence[DemonstratedTask], settings: WarmStartSettings, seed: int, progress: Progress
 ) -> list[Demonstration]:
-    """Play `settings.episodes` episodes, in turn among `tasks`, each with an environment seed of its own.
+    """Play `settings.episodes` episodes, each with an environment seed of its own.
+
+    The next episode is always of the task with the least text so far: a game of many turns then gets fewer
+    episodes than a question of one, and each task about the same share of the computation.
 
     Raises
     ------
@@ -95,8 +98,10 @@ def demonstrate(
         if not hasattr(environment, "demonstrate"):
             raise ModelError(f"task {task.name}: {task.env} has no demonstrator, which a warm start needs")
     episodes = []
+    text = [0] * len(tasks)
     for i in range(settings.episodes):
-        task, environment = tasks[i % len(tasks)], environments[i % len(tasks)]
+        which = text.index(min(text))
+        task, environment = tasks[which], environments[which]
         skill = settings.skill.get(task.name, 0.5)
         observations, actions = [environment.reset(_SEED_BASE + seed * settings.episodes + i)], []
         while True:
@@ -107,6 +112,7 @@ def demonstrate(
                 break
             observations.append(observation)
         episodes.append(Demonstration(observations, actions))
+        text[which] += sum(map(len, observations + actions))
         if i % 50 == 0:
             progress(i, settings.episodes, "playing demonstrations")
     for environment in environments:

@@ -107,7 +107,7 @@ class ChatTokenizer:
 
 
 def _load(model_dir: Path) -> Any:
-    # Imported here: it takes seconds. AutoTokenizer would import torch besides, for nothing that is read here.
+    # Imported here: it takes seconds. AutoTokenizer would import torch besides, which nothing here needs.
     if (model_dir / "tokenizer.json").is_file():
         from transformers import PreTrainedTokenizerFast
 

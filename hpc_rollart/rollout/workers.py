@@ -10,6 +10,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -33,6 +34,8 @@ __all__ = ["EnvFailure", "StepResult", "Worker", "WorkerPool"]
 
 # Between a worker's stream closing and the server's word on how it ended.
 _EXIT_NEWS_S = 1.0
+# Files and sockets of a rank that are not its workers'.
+_OTHER_FILES = 512
 
 
 class EnvFailure(Exception):
@@ -189,6 +192,7 @@ class WorkerPool:
             The server did not come up; names the host.
         """
         async with self._starting:
+            _allow_open_files(2 * self.slots + _OTHER_FILES)
             if self._server is None or not self._server.alive:
                 self._server = WorkerServer(self._on_spawned, self._on_exited, self._on_lost)
                 try:
@@ -332,6 +336,13 @@ class WorkerPool:
     def _all_exited(self, reason: str) -> None:
         for number in (*self._workers, *self._dying):
             self._on_exited(number, reason)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise this process's soft limit, often 1,024, which a rank with many slots would run into."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
 async def _exchange(sock: socket.socket, request: bytes) -> Reply:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hpc_rollart.models.tensors import published_tensors
 from hpc_rollart.train.batch import MicroBatch, Sample, micro_batches
 from hpc_rollart.train.checkpoint import read_optimizer, write_checkpoint
 from hpc_rollart.train.objective import TokenSums, group_advantages, policy_loss, token_logprobs
@@ -190,22 +191,16 @@ class Learner:
         return self.settings.learning_rate * min(1.0, max(1, self.updates) / warm)
 
     def state_for_publish(self) -> dict[str, Tensor]:
-        """Every tensor an engine must be sent, by the name it has in the model's `state_dict`.
-
-        Parameters and persistent buffers, in the model's order, detached; floating-point ones in
-        `publish_dtype`. Tied weights appear once, under their first name (`model.embed_tokens.weight`, not
-        `lm_head.weight`): copying into that tensor of an equally tied model updates both.
+        """`published_tensors` of the policy, floating-point ones in `publish_dtype`.
 
         Returns
         -------
         dict of str to Tensor
             Where no cast is needed a tensor *is* the live weight: copy what must survive the next `step`.
         """
-        tensors = {name: p.detach() for name, p in self.model.named_parameters()}
-        persistent = self.model.state_dict(keep_vars=False).keys()
-        tensors |= {name: b for name, b in self.model.named_buffers() if name in persistent}
         return {
-            name: t.to(self.publish_dtype) if t.is_floating_point() else t for name, t in tensors.items()
+            name: tensor.to(self.publish_dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in published_tensors(self.model).items()
         }
 
     def save(self, directory: Path, step: int) -> Path:

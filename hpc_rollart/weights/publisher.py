@@ -19,6 +19,9 @@ ATTEMPTS = 2
 POLL_S = 0.001
 """Between two looks at the transfers: they keep moving, and the trainer's computation keeps its core."""
 
+LOSS_NOTICE_S = 2.0
+"""After a failed transfer, the longest wait for the mailbox to say which rank is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class PublishTiming:
@@ -172,19 +175,22 @@ class Publisher:
         self, complete: Callable[[], bool], missing: Callable[[], Sequence[int]], what: str
     ) -> None:
         end = time.monotonic() + self._deadline_s
+        failure: TransportError | None = None
         while True:
             lost = self._lost.intersection(self._receivers)
             if lost:
-                raise WeightSyncError(f"{what}: {self._names(sorted(lost))} was lost")
-            try:
-                if complete():
-                    return
-            except TransportError as error:
-                raise WeightSyncError(f"{what}: {self._names(missing())}: {error}") from error
+                raise WeightSyncError(f"{what}: {self._names(sorted(lost))} was lost") from failure
+            if failure is None:
+                try:
+                    if complete():
+                        return
+                except TransportError as error:
+                    # Most likely a rank died; the mailbox, which can tell which one, notices in a moment.
+                    failure = error
+                    end = min(end, time.monotonic() + LOSS_NOTICE_S)
             if time.monotonic() > end:
-                raise WeightSyncError(
-                    f"{what}: {self._names(missing())} did not within {self._deadline_s:g} s"
-                )
+                reason = failure or f"not within {self._deadline_s:g} s"
+                raise WeightSyncError(f"{what}: {self._names(missing())}: {reason}") from failure
             await asyncio.sleep(POLL_S)
 
     def _missing(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Turns as tokens: what is assembled turn by turn is the template's conversation, sampled tokens untouched."""
+"""Turns as tokens: assembled turn by turn they are the template's conversation, sampled tokens untouched."""
 
 import json
 import subprocess
@@ -21,8 +21,8 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+    "{{ m.content | trim + '<|eot_id|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 QWEN3 = (

@@ -10,6 +10,9 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+FailedAs = Literal["env_failed", "reward_failed", "lost"]
+"""Whose failure it was: the environment's, the scorer's, or that of a rank that died."""
+
 
 class Message(msgspec.Struct, tag=True, kw_only=True):
     """Base of all messages; the class name is the tag on the wire."""
@@ -134,7 +137,7 @@ class Failed(Message):
     """An episode failed; its row is written, its slot is free."""
 
     trajectory: int
-    status: Literal["env_failed", "reward_failed"]
+    status: FailedAs
     stop: str
     reason: str
 

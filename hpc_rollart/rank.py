@@ -13,10 +13,6 @@ from hpc_rollart.messages import Bye, Hello, Stop
 from hpc_rollart.observe.timeline import Timeline
 
 
-class RunFailed(Exception):
-    """The run cannot go on; the text says which rank or thing, and where."""
-
-
 @dataclass
 class RankContext:
     """One rank's place in the run.

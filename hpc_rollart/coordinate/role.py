@@ -16,6 +16,7 @@ from hpc_rollart.coordinate.progress import Progress
 from hpc_rollart.core import types as core
 from hpc_rollart.core.ledger import Ledger
 from hpc_rollart.core.router import Router
+from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.messages import (
     Admit,
@@ -39,7 +40,7 @@ from hpc_rollart.messages import (
 )
 from hpc_rollart.observe.metrics import MetricsWriter
 from hpc_rollart.observe.status import StatusFile
-from hpc_rollart.rank import RankContext, RunFailed, record_failure
+from hpc_rollart.rank import RankContext, record_failure
 
 _STATUS_EVERY_S = 0.5
 # A rank has this long to flush its files after it was told to stop; a training step may have to end first.
@@ -127,7 +128,8 @@ class Coordinator:
         self.router.release(message.trajectory)
         name = self.config.tasks[task].name
         print(f"{name}: trajectory {message.trajectory} on rank {source}: {message.status}: {message.reason}")
-        self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
+        if message.status != "lost":  # the run is about to end on account of the lost rank
+            self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
         self.pump()
 
     def on_cancelled(self, _source: int, message: Cancelled) -> None:

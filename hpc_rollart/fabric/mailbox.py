@@ -18,6 +18,7 @@ import msgspec
 
 from hpc_rollart.fabric.codec import Codec
 from hpc_rollart.fabric.errors import DeadlineExceeded, FabricError, RankLost
+from hpc_rollart.fabric.pacing import SHORTEST_NAP_S, Pace
 from hpc_rollart.fabric.transfer import FRAME_TAG, Arrival, send_frame
 
 if TYPE_CHECKING:
@@ -32,23 +33,8 @@ RequestHandler = Callable[[int, MessageT, Reply], Coroutine[Any, Any, None] | No
 MAX_FRAMES_A_PASS = 256
 """A flood of messages must not keep the other tasks of the loop from running."""
 
-SPIN_POLLS = 16
-"""A pass of the event loop costs as much as this many polls that find nothing."""
-
 REQUEST_POLLS = 64
 """A request polls this often, some 60 us, before it leaves the waiting to `run`."""
-
-SHORTEST_NAP_S = 0.001
-"""Timers of the event loop are no finer than this."""
-
-NAP_SHARE = 1 / 16
-"""A rank that heard nothing for a while sleeps this part of that while, so it is late by no more."""
-
-DOZE_S, DOZES = 0.0001, 1.5
-"""After spinning, a rank pauses this long between polls for a few `idle_s`: long enough that the answer of
-a peer which had to wake up still finds it nearly awake. Two ranks that each nap while the other answers
-would never fall into step, and every round trip would cost two naps."""
-
 
 EXPIRY_STEP_S = 0.02
 """How often the deadlines of requests are looked at."""
@@ -98,8 +84,7 @@ class Mailbox:
         self._rank = comm.rank
         self._codec = Codec(message_types)
         self._name_of = name_of
-        self._spin_s = spin_s
-        self._idle_s = idle_s
+        self._pace = Pace(spin_s, idle_s)
         self._status = MPI.Status()
         self._handlers: dict[type, tuple[bool, Callable[..., Any]]] = {}
         self._on_lost: list[Callable[[int], None]] = []
@@ -113,8 +98,6 @@ class Mailbox:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
-        self._last_traffic = 0.0
-        self._nap: asyncio.Future[None] | None = None
 
     # --- what a role uses ---------------------------------------------------------------------------
 
@@ -234,24 +217,14 @@ class Mailbox:
         """
         while True:
             now = time.perf_counter()
-            for _ in range(SPIN_POLLS if now - self._last_traffic < self._spin_s else 1):
+            for _ in range(self._pace.polls(now)):
                 if self.poll():
-                    self._last_traffic = now = time.perf_counter()
+                    now = time.perf_counter()
+                    self._pace.traffic(now)
                     break
             if now > self._next_expiry:
                 self._expire(now)
-            quiet_s = now - self._last_traffic
-            if quiet_s < self._spin_s:
-                await asyncio.sleep(0)
-            elif quiet_s < DOZES * self._idle_s:
-                # Timers of the event loop are too coarse for this; so short a pause harms no other task.
-                time.sleep(DOZE_S)
-                await asyncio.sleep(0)
-            else:
-                # What is in flight only moves while MPI is called.
-                moving = self._outgoing or self._arrivals
-                nap_s = 0.0 if moving else quiet_s * NAP_SHARE
-                await self._sleep(min(max(nap_s, SHORTEST_NAP_S), self._idle_s))
+            await self._pace.rest(now, moving=bool(self._outgoing or self._arrivals))
 
     def poll(self) -> int:
         """Make one pass: take what arrived, call handlers, move what is in flight.
@@ -274,7 +247,7 @@ class Mailbox:
     # --- sending ------------------------------------------------------------------------------------
 
     def _post(self, dest: int, message: Message, correlation: int) -> bool:
-        self._rouse()
+        self._pace.rouse()
         if dest == self._rank:
             self._local.append((correlation, message))
             return True
@@ -408,7 +381,7 @@ class Mailbox:
         if self._failure is None:
             self._failure = error
             self._failed.set()
-            self._rouse()
+            self._pace.rouse()
 
     def _expire(self, now: float) -> None:
         self._next_expiry = now + EXPIRY_STEP_S
@@ -447,25 +420,3 @@ class Mailbox:
         except BaseException as error:
             self._fail(error)
             raise
-
-    # --- sleeping -----------------------------------------------------------------------------------
-
-    async def _sleep(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._nap = loop.create_future()
-        timer = loop.call_later(seconds, self._wake)
-        try:
-            await self._nap
-        finally:
-            timer.cancel()
-            self._nap = None
-
-    def _wake(self) -> None:
-        if self._nap is not None and not self._nap.done():
-            self._nap.set_result(None)
-
-    def _rouse(self) -> None:
-        """Something was sent: an answer is likely near."""
-        self._last_traffic = time.perf_counter()
-        if self._nap is not None:
-            self._wake()

@@ -144,7 +144,7 @@ class Pack:
         self._row_index = torch.tensor(rows, device=device)
         self._position_index = torch.tensor(positions, device=device)
         # One row is written and read by plain slices, much the faster for a lone request.
-        self._at = (self._row_index, slice(None), self._position_index)
+        self._at: tuple[Any, ...] = (self._row_index, slice(None), self._position_index)
         if len(rows) == 1:
             self._at = (slice(rows[0], rows[0] + 1), slice(None), positions[0])
         self._first, self._last = rows[0], rows[-1]

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from hpc_rollart.generate.engine import Completion, Request, StepResult, StopReason
 from hpc_rollart.generate.kv_cache import ATTENTION, Chunk, Pack, RowCache, SavedKV
 from hpc_rollart.generate.sampling import Draws, sample
+from hpc_rollart.generate.weights import copy_weights
 
 _UINT64 = (1 << 64) - 1
 
@@ -97,7 +98,9 @@ class TransformersEngine:
         self.version = 0
         self._model = model.eval()
         self._device, self._dtype = model.device, model.dtype
-        self._vocabulary = model.get_input_embeddings().num_embeddings
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, torch.nn.Embedding)
+        self._vocabulary = embeddings.num_embeddings
         self._eos = frozenset(int(i) for i in eos_ids)
         self._max_context = max_context
         self._max_requests = max_requests
@@ -206,34 +209,8 @@ class TransformersEngine:
         return result
 
     def install(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """Replace the weights; see `Engine.install`.
-
-        Where the model ties parameters, one of their names is enough; more must agree.
-        """
-        by_name = self._model.state_dict(keep_vars=True)
-        unknown = sorted(tensors.keys() - by_name.keys())
-        if unknown:
-            raise ValueError(f"version {version}: the model has no tensor {_listed(unknown)}")
-        aliases: dict[int, list[str]] = {}
-        for name, parameter in by_name.items():
-            aliases.setdefault(id(parameter), []).append(name)
-        given = {names[0]: [name for name in names if name in tensors] for names in aliases.values()}
-        missing = sorted(name for name, names in given.items() if not names)
-        if missing:
-            raise ValueError(f"version {version}: no tensor was given for {_listed(missing)}")
-        for name, tensor in tensors.items():
-            if tensor.shape != by_name[name].shape:
-                raise ValueError(
-                    f"version {version}: {name} has shape {tuple(tensor.shape)}, "
-                    f"the model's is {tuple(by_name[name].shape)}"
-                )
-        for first, *others in given.values():
-            for other in others:
-                if not torch.equal(tensors[first], tensors[other]):
-                    raise ValueError(f"version {version}: {first} and {other} are tied but differ")
-        with torch.no_grad():
-            for first, *_ in given.values():
-                by_name[first].copy_(tensors[first])
+        """Replace the weights; see `Engine.install` and `copy_weights`."""
+        copy_weights(self._model, tensors, version)
         self.version = version
 
     def recompute(self) -> int:
@@ -448,7 +425,3 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     n = min(a.size, b.size)
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if differ.size else n
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -17,11 +17,13 @@ from typing import Any
 
 from hpc_rollart.config.layout import blocks, pool_of
 from hpc_rollart.config.load import load_resolved
+from hpc_rollart.errors import RunFailed
+from hpc_rollart.fabric.errors import FabricError
 from hpc_rollart.fabric.mailbox import Mailbox
 from hpc_rollart.fabric.world import ComponentSpec, open_world
 from hpc_rollart.messages import AnyMessage, Fatal, Stop
 from hpc_rollart.observe.timeline import Timeline
-from hpc_rollart.rank import RankContext, RunFailed, record_failure
+from hpc_rollart.rank import RankContext, record_failure
 
 # A rank that failed waits this long for the coordinator's `Stop`, so that the others end in good order.
 _STOP_WAIT_S = 20.0
@@ -110,8 +112,11 @@ async def _live(context: RankContext, model_dir: Path) -> bool:
 async def _fail(context: RankContext, error: Exception) -> None:
     """Put the failure on record, tell the coordinator, and wait for its word to leave."""
     world = context.world
-    traceback.print_exc()
     text = str(error) or type(error).__name__
+    if isinstance(error, RunFailed | FabricError):
+        print(text)  # says all there is to say
+    else:
+        traceback.print_exc()
     record_failure(context, world.rank, text)
     if world.is_coordinator or world.coordinator in context.mailbox.lost:
         return

@@ -1,17 +1,18 @@
 """The env rank: runs episodes, keeps finished trajectories until the trainer takes them, writes the shard."""
 
 import asyncio
-import contextlib
 import math
 import time
+from asyncio import FIRST_COMPLETED
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from hpc_rollart.config.layout import pools
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.fabric.errors import RankLost
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.messages import (
     Admit,
@@ -19,6 +20,7 @@ from hpc_rollart.messages import (
     Cancelled,
     EndRequest,
     Failed,
+    FailedAs,
     Fetch,
     Finished,
     FreeSlots,
@@ -41,6 +43,7 @@ from hpc_rollart.store.writer import ShardWriter, TrajectoryRecord, TurnRecord
 _GENERATE_DEADLINE_S = 600.0
 # Cancelled episodes only have to write a row; a worker that hangs is killed, never waited for.
 _FINISH_S = 10.0
+_FLUSH_CHECK_S = 0.25
 
 
 @dataclass
@@ -79,6 +82,9 @@ class EnvRank:
         # Finished, scored and written, waiting for the trainer or for the coordinator's word to drop them.
         self.held: dict[int, Episode] = {}
         self.rows = 0
+        # Set when an episode ended in a way that is neither its environment's fault nor a cancel: a fault
+        # of this rank, which must not go on as if nothing had happened.
+        self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -86,6 +92,7 @@ class EnvRank:
         """Start an episode for each ticket."""
         for ticket in message.tickets:
             task = asyncio.create_task(self._run(ticket), name=f"trajectory {ticket.trajectory}")
+            task.add_done_callback(self._note_crash)
             self.running[ticket.trajectory] = _Running(task)
 
     def on_cancel(self, _source: int, message: Cancel) -> None:
@@ -148,6 +155,9 @@ class EnvRank:
             report = self._failed(episode, "env_failed", failure.stop, failure.reason)
         except RewardFailure as failure:
             report = self._failed(episode, "reward_failed", "score_error", str(failure))
+        except RankLost as lost:
+            # The coordinator notices the loss as well, and decides what becomes of the run.
+            report = self._failed(episode, "lost", "rank_lost", str(lost))
         else:
             self._write(episode, "ok", reward)
             self.held[ticket.trajectory] = episode
@@ -157,6 +167,11 @@ class EnvRank:
             self.mailbox.send(ticket.generator, EndRequest(trajectory=ticket.trajectory))
         self.mailbox.send(self.context.world.coordinator, report)
         self.mailbox.send(self.context.world.coordinator, FreeSlots(count=1))
+
+    def _note_crash(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error and not self.crash.done():
+            self.crash.set_exception(error)
 
     async def _generate(self, ticket: Ticket, turn: Generate) -> Generated:
         reply = await self.mailbox.request(
@@ -168,9 +183,7 @@ class EnvRank:
         assert isinstance(reply, Generated)
         return reply
 
-    def _failed(
-        self, episode: Episode, status: Literal["env_failed", "reward_failed"], stop: str, reason: str
-    ) -> Failed:
+    def _failed(self, episode: Episode, status: FailedAs, stop: str, reason: str) -> Failed:
         episode.stop = stop
         episode.info = {**episode.info, "reason": reason}
         self._write(episode, status)
@@ -302,9 +315,12 @@ async def main(context: RankContext, model_dir: Path) -> None:
         context.mailbox.on_request(Fetch, rank.on_fetch)
         context.hello(slots=part.slots)
         context.mailbox.send(world.coordinator, FreeSlots(count=part.slots))
-        while not context.stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(context.stopped.wait(), timeout=0.25)
+        stopped = asyncio.create_task(context.stopped.wait(), name="stop")
+        ends: set[asyncio.Future[Any]] = {stopped, rank.crash}
+        while not stopped.done():
+            await asyncio.wait(ends, timeout=_FLUSH_CHECK_S, return_when=FIRST_COMPLETED)
+            if rank.crash.done():
+                rank.crash.result()
             shard.maybe_flush(time.monotonic())
         await rank.finish()
     finally:

@@ -8,6 +8,7 @@ Layout of `checkpoints/`::
     LATEST         one line, the name of the newest whole checkpoint
 """
 
+import errno
 import json
 import os
 import shutil
@@ -50,7 +51,7 @@ def write_checkpoint(
         tokenizer.save_pretrained(aside)
     save_file(_flatten(optimizer, model), aside / _OPTIMIZER)
     (aside / _TRAINER).write_text(json.dumps({"step": step, "updates": updates}) + "\n")
-    publish_folder(aside, final)
+    publish_folder(aside, final, replace=True)
     pointer = directory / f".{LATEST}.tmp"
     pointer.write_text(name + "\n")
     _sync(pointer)
@@ -75,17 +76,26 @@ def read_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
     return int(trainer["step"]), int(trainer["updates"])
 
 
-def publish_folder(aside: Path, final: Path) -> None:
-    """Make a finished folder appear under its name at once, on disk, and readable as the umask allows."""
+def publish_folder(aside: Path, final: Path, *, replace: bool) -> None:
+    """Make a finished folder appear under its name at once, on disk, and readable as the umask allows.
+
+    If `final` exists already it is replaced, or else left as it is and `aside` deleted: then another
+    process has made the same thing meanwhile.
+    """
     umask = os.umask(0)
     os.umask(umask)
     for path in aside.iterdir():
         path.chmod(0o666 & ~umask)  # safetensors writes files that only their owner may read
         _sync(path)
     _sync(aside)
-    if final.exists():
-        shutil.rmtree(final)
-    aside.rename(final)
+    if replace:
+        shutil.rmtree(final, ignore_errors=True)
+    try:
+        aside.rename(final)
+    except OSError as error:
+        if replace or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(aside)
     _sync(final.parent)
 
 

@@ -1,0 +1,63 @@
+"""Checkpoints: whole or absent, loadable by others, and enough to go on exactly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_rollart.models.load import load_model, load_tokenizer
+from hpc_rollart.models.tiny import build_model, build_tokenizer
+from hpc_rollart.train import checkpoint
+from hpc_rollart.train.checkpoint import latest_checkpoint
+from hpc_rollart.train.learner import AlgorithmSettings, Learner
+from tests.train.test_learner import batch, policy, weights
+
+
+def test_training_goes_on_bit_identically_from_a_checkpoint(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    settings = AlgorithmSettings(learning_rate=1e-3, warmup_steps=4)
+    tokenizer = build_tokenizer(["hello"])
+    first = Learner(build_model(tokenizer, 64, 0), settings, tokenizer=tokenizer)
+    samples = batch(policy())
+    first.step(samples)
+    folder = first.save(tmp_path, 1)
+    assert load_tokenizer(folder).encode("hello") == tokenizer.encode("hello")
+    resumed = Learner(load_model(folder, torch.float32), settings)
+    assert resumed.restore(folder) == 1
+    assert first.step(samples).metrics["learning_rate"] == resumed.step(samples).metrics["learning_rate"]
+    assert torch.equal(weights(first), weights(resumed))
+
+
+def test_latest_names_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    learner = Learner(policy(), AlgorithmSettings())
+    assert latest_checkpoint(tmp_path) is None
+    learner.save(tmp_path, 5)
+    learner.save(tmp_path, 10)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000010"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-000005", "step-000010"]
+
+
+def test_a_writer_that_dies_leaves_the_previous_checkpoint_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(policy(), AlgorithmSettings())
+    learner.save(tmp_path, 1)
+
+    def die(*_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", die)
+        with pytest.raises(OSError, match="disk full"):
+            learner.save(tmp_path, 2)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000001"
+    assert not (tmp_path / "step-000002").exists()
+    learner.save(tmp_path, 2)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-000002"
+
+
+def test_files_are_as_readable_as_the_umask_allows(tmp_path: Path) -> None:
+    folder = Learner(policy(), AlgorithmSettings()).save(tmp_path, 1)
+    (tmp_path / "probe").touch()
+    modes = {p.stat().st_mode for p in folder.iterdir()}
+    assert modes == {(tmp_path / "probe").stat().st_mode}

@@ -45,7 +45,8 @@ def build(config: RunConfig, console: Console) -> Path:
     ConfigError
         The model cannot be made; the line says why.
     """
-    from hpc_rollart.models.build import ModelError, build_model
+    from hpc_rollart.models.cache import resolve
+    from hpc_rollart.models.load import ModelError
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -55,7 +56,7 @@ def build(config: RunConfig, console: Console) -> Path:
             bar.update(task, completed=done, total=total, description=what)
 
         try:
-            return Path(build_model(config, advance))
+            return resolve(config.model, config.tasks, advance)
         except ModelError as error:
             raise ConfigError([f"model: {error}"]) from None
 

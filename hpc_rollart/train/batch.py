@@ -61,9 +61,7 @@ class Sample:
         if not np.isfinite(self.reward):
             raise ValueError(f"{name}: its reward is {self.reward}")
         if not self.temperature > 0:
-            raise ValueError(
-                f"{name}: sampled at temperature {self.temperature}; policy gradients need a temperature above 0"
-            )
+            raise ValueError(f"{name}: sampled at temperature {self.temperature}; training needs more than 0")
 
     @property
     def trained_length(self) -> int:

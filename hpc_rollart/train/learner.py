@@ -2,10 +2,10 @@
 
 Precision. Parameters and arithmetic are float32, always. With AdamW's usual learning rates one update
 moves a weight by about 1e-6, less than half the gap between two neighbouring bfloat16 numbers near most
-weights, so bfloat16 parameters would round nearly every update away. And on CPUs without bfloat16 units
-(AVX512-BF16, AMX) bfloat16 arithmetic is slower, not faster: 1,024 tokens of SmolLM2-135M took one AVX2
-core 20 s in float32 and had not got through in 240 s in bfloat16. A `bfloat16` policy is therefore *published* in
-bfloat16, from float32 master weights; the truncated correction accounts for the rounding.
+weights, so bfloat16 parameters would round nearly every update away. And CPUs without bfloat16 units
+(AVX512-BF16, AMX) only emulate its arithmetic: a pass over SmolLM2-135M was over ten times slower on AVX2.
+A `bfloat16` policy is therefore *published* in bfloat16, from float32 master weights; the truncated
+correction accounts for the rounding.
 """
 
 import time
@@ -113,7 +113,9 @@ class Learner:
     ) -> None:
         for name, parameter in model.named_parameters():
             if parameter.dtype != torch.float32:
-                raise ValueError(f"parameter {name} is {parameter.dtype}; the learner needs float32 master weights")
+                raise ValueError(
+                    f"parameter {name} is {parameter.dtype}; the learner needs float32 master weights"
+                )
         self.model = model.eval()
         self.settings = settings
         self.publish_dtype = publish_dtype
@@ -291,7 +293,8 @@ def hidden_states(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """AdamW's parameter groups: matrices are decayed; norms, biases and embeddings are not."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue

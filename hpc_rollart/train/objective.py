@@ -85,8 +85,8 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: Tensor) -> tuple
         int64 (S,), the tokens that were sampled there.
     temperature
         float32 (S,), above 0: the engine divides its logits by it before sampling, so the ratio of
-        policies is only right if the trainer does too. It holds for `top_p: 1` and `top_k: 0`, which leave the
-        distribution whole.
+        policies is only right if the trainer does too. It holds for `top_p: 1` and `top_k: 0`, which leave
+        the distribution whole.
 
     Returns
     -------

@@ -1,5 +1,6 @@
 """Reads a run with h5py alone, as an auditor with only the documented layout would."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,4 +66,18 @@ def tokens_of(run: Path) -> dict[int, dict[str, Any]]:
             for row in file["trajectories"][:]:
                 span = slice(row["token_offset"], row["token_offset"] + row["token_count"])
                 out[int(row["trajectory"])] = {name: values[span] for name, values in columns.items()}
+    return out
+
+
+def texts(run: Path) -> dict[int, dict[str, Any]]:
+    """Messages and info of every trajectory."""
+    import hdf5plugin  # noqa: F401
+
+    out: dict[int, dict[str, Any]] = {}
+    for path in sorted((run / "trajectories").glob("*.h5")):
+        with h5py.File(path, "r", swmr=True) as file:
+            text = file["text"][:]
+            for row in file["trajectories"][:]:
+                span = slice(row["text_offset"], row["text_offset"] + row["text_count"])
+                out[int(row["trajectory"])] = json.loads(text[span].tobytes())
     return out

@@ -82,9 +82,8 @@ def gradient(samples: list[Sample], settings: AlgorithmSettings) -> torch.Tensor
     seen: list[torch.Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        seen.append(
-            torch.cat([p.grad.flatten() for g in optimizer.param_groups for p in g["params"] if p.grad is not None])
-        )
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        seen.append(torch.cat([g.flatten() for g in gradients if g is not None]))
 
     learner.optimizer.register_step_pre_hook(keep)
     learner.step(samples)
@@ -129,7 +128,9 @@ def test_gradient_does_not_depend_on_how_the_batch_is_cut() -> None:
     samples = batch(policy())
     whole = gradient(samples, AlgorithmSettings(micro_batch_tokens=10_000))
     for budget in (1, 40, 100):
-        assert torch.allclose(gradient(samples, AlgorithmSettings(micro_batch_tokens=budget)), whole, atol=1e-5)
+        assert torch.allclose(
+            gradient(samples, AlgorithmSettings(micro_batch_tokens=budget)), whole, atol=1e-5
+        )
     assert whole.abs().max() > 1e-3
 
 
@@ -142,9 +143,11 @@ def test_gradient_equals_autograd_through_the_whole_padded_model() -> None:
     loss = torch.zeros(())
     for s, advantage in zip(samples, advantages, strict=True):
         ids = torch.from_numpy(s.tokens.astype(np.int64))
-        values = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1).gather(1, ids[1:, None])[:, 0]
+        logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1)
+        values = logprobs.gather(1, ids[1:, None])[:, 0]
+        mask = torch.from_numpy(s.sampled[1:].astype(np.float32))
         # At rho = 1 and w = 1 the surrogate's gradient is A times that of the log-prob.
-        loss = loss - (values * torch.from_numpy(s.sampled[1:].astype(np.float32))).sum() * float(advantage) / total
+        loss = loss - (values * mask).sum() * float(advantage) / total
     loss.backward()
     expected = {id(p): p.grad for p in model.parameters()}
     order = [p for group in parameter_groups(model, 0.0) for p in group["params"]]  # type: ignore[attr-defined]

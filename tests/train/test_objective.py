@@ -39,11 +39,13 @@ def test_a_group_with_equal_rewards_gets_exactly_zero(normalise_std: bool) -> No
 def test_loss_and_gradient_equal_the_hand_computed_case() -> None:
     """Four tokens; clip to [0.8, 1.2]; correction capped at 2.
 
-    token  behaviour  prox  theta   w = min(prox/behaviour, 2)  rho = theta/prox   A    w * min(rho A, clip(rho) A)
-    0      0.5        0.5   0.5     1                           1                  1    1 * min(1, 1)         =  1
-    1      0.25       0.5   0.75    2                           1.5 -> clip 1.2    1    2 * min(1.5, 1.2)     =  2.4
-    2      0.1        0.4   0.2     4 -> cap 2                  0.5 -> clip 0.8   -1    2 * min(-0.5, -0.8)   = -1.6
-    3      0.8        0.4   0.6     0.5                         1.5 -> clip 1.2   -1    0.5 * min(-1.5, -1.2) = -0.75
+    With w = min(prox/behaviour, 2) and rho = theta/prox:
+
+    token  behaviour  prox  theta  w           rho               A   w * min(rho A, clip(rho) A)
+    0      0.5        0.5   0.5    1           1                 1   1 * min(1, 1)         =  1
+    1      0.25       0.5   0.75   2           1.5 -> clip 1.2   1   2 * min(1.5, 1.2)     =  2.4
+    2      0.1        0.4   0.2    4 -> cap 2  0.5 -> clip 0.8  -1   2 * min(-0.5, -0.8)   = -1.6
+    3      0.8        0.4   0.6    0.5         1.5 -> clip 1.2  -1   0.5 * min(-1.5, -1.2) = -0.75
 
     The sum is 1.05, so the loss is -1.05. d loss / d log theta = -w rho A where the unclipped branch binds,
     else 0: -1, 0 (clipped), 0 (clipped), +0.5 * 1.5 = 0.75.

@@ -21,6 +21,7 @@ import platformdirs
 import torch
 
 import envs_cpu
+from envs_cpu.registry import make
 from hpc_rollart.models import smollm2, tiny, warmstart
 from hpc_rollart.models.load import ModelError, check_folder
 from hpc_rollart.models.warmstart import DemonstratedTask, Progress, WarmStartSettings
@@ -139,7 +140,10 @@ def _build_tiny(
     tasks: Sequence[DemonstratedTask],
     progress: Progress,
 ) -> None:
-    demonstrations = warmstart.demonstrate(tasks, settings, _SEED, progress)
+    if not settings.steps:
+        # The tokenizer learns what words it can; environments that show nothing are spelled out in bytes.
+        tasks = [task for task in tasks if hasattr(make(task.env, **task.args), "demonstrate")]
+    demonstrations = warmstart.demonstrate(tasks, settings, _SEED, progress) if tasks else []
     progress(settings.episodes, settings.episodes, "making the tokenizer")
     tokenizer = tiny.build_tokenizer(text for d in demonstrations for text in (*d.observations, *d.actions))
     model = tiny.build_model(tokenizer, max_context, _SEED)

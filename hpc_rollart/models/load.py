@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hpc_rollart.errors import UserError
 
-class ModelError(Exception):
+
+class ModelError(UserError):
     """A model cannot be had; the message is one line and names the folder and the mend."""
 
 

@@ -14,6 +14,9 @@ from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.rundir import amend_manifest
 
+# A tiny model's matrices are too small to keep more threads busy.
+_MAX_THREADS = 4
+
 
 def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
     """Get the policy of the run in `run_dir` ready and note it as `model_dir` in its manifest.
@@ -45,8 +48,15 @@ def build(config: RunConfig, console: Console) -> Path:
     ConfigError
         The model cannot be made; the line says why.
     """
+    # Threads that spin while they wait would take the cores from the ones that work, wherever another
+    # program runs beside this one. OpenMP reads this once, when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
     from hpc_rollart.models.cache import resolve
     from hpc_rollart.models.load import ModelError
+
+    torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MAX_THREADS))
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -5,8 +5,12 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hpc_rollart.errors import UserError
+
+# Bars of transformers' own, one a rank, would fill the logs.
+logging.disable_progress_bar()
 
 
 class ModelError(UserError):

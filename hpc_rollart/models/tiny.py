@@ -1,4 +1,4 @@
-"""A policy small enough to train on a laptop: under half a million parameters, and a tokenizer to match."""
+"""A policy small enough to train on a laptop: about a million parameters, and a tokenizer to match."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 512
-LAYERS, WIDTH, MLP_WIDTH, HEADS = 2, 128, 256, 4
+LAYERS, WIDTH, MLP_WIDTH, HEADS = 2, 192, 512, 4
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 # ChatML as SmolLM2 has it, but without a default system prompt, which would only cost a tiny model tokens.
@@ -57,7 +57,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, max_context: int, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised Llama of about 0.4 million parameters, float32, with tied embeddings.
+    """A freshly initialised Llama of about a million parameters, float32, with tied embeddings.
 
     Parameters
     ----------

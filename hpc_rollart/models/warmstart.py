@@ -29,6 +29,8 @@ Progress = Callable[[int, int, str], None]
 _SEED_BASE = 1 << 40
 """Environment seeds of demonstrations: far from a run's own."""
 
+_CHAT_TEXT = 40
+"""Characters of ordinary text that make as many tokens as the chat format adds to one turn."""
 
 _LIKE = 1.5
 """Episodes are padded together if the longest is at most so many times as long as the shortest."""
@@ -112,7 +114,7 @@ def demonstrate(
                 break
             observations.append(observation)
         episodes.append(Demonstration(observations, actions))
-        text[which] += sum(map(len, observations + actions))
+        text[which] += sum(map(len, observations + actions)) + _CHAT_TEXT * len(actions)
         if i % 50 == 0:
             progress(i, settings.episodes, "playing demonstrations")
     for environment in environments:

@@ -53,11 +53,9 @@ def test_a_skilled_demonstrator_wins_more_often() -> None:
 
 def test_tasks_share_the_text_not_the_episodes() -> None:
     episodes = demonstrate([LAKE, SUMS], settings(120), 0, quiet)
-    text = [0, 0]
-    for e in episodes:
-        text[e.observations[0].startswith("Calculate")] += sum(map(len, e.observations + e.actions))
-    assert 0.7 < text[0] / text[1] < 1.4
+    sums = sum(e.observations[0].startswith("Calculate") for e in episodes)
     assert len(episodes) == 120
+    assert 100 < sums < 117
 
 
 def test_demonstrations_follow_from_the_seed() -> None:

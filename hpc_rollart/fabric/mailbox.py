@@ -177,10 +177,12 @@ class Mailbox:
         )
         try:
             self._post(dest, message, correlation)
-            # A peer that is awake answers sooner than the event loop comes round.
-            for _ in range(REQUEST_POLLS):
-                if self.poll() and answer.done():
-                    break
+            # A peer that is awake answers sooner than the event loop comes round. Where many requests are
+            # out, there is other work to do meanwhile, and each would poll on behalf of all.
+            if len(self._pending) == 1:
+                for _ in range(REQUEST_POLLS):
+                    if self.poll() and answer.done():
+                        break
             return await answer
         finally:
             del self._pending[correlation]

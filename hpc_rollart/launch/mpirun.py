@@ -73,6 +73,10 @@ def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memo
         # Ranks of one machine talk through shared memory: no rank listens on the network.
         "OMPI_MCA_btl": "self,sm",
         "OMPI_MCA_pml": "ob1",
+        # Ranks poll and sleep by themselves; a poll that yields the core each time costs milliseconds on
+        # a busy machine.
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+        "TQDM_DISABLE": "1",
         "PMIX_MCA_ptl_base_if_include": "lo",
     }
     if os.geteuid() == 0:

@@ -15,6 +15,8 @@ from hpc_rollart.models.cache import resolve
 from hpc_rollart.models.load import ModelError, load_model, load_tokenizer
 from hpc_rollart.models.warmstart import WarmStartSettings
 
+SHORT = WarmStartSettings(episodes=4, steps=1, batch=2, learning_rate=1e-3, skill={})
+
 
 @dataclass(frozen=True)
 class FakeTask:
@@ -29,7 +31,7 @@ class FakeModel:
     path: str | None = None
     builtin: str | None = "tiny"
     max_context: int = 64
-    warm_start: Any = WarmStartSettings(episodes=4, steps=1, batch=2, learning_rate=1e-3, skill={})
+    warm_start: Any = SHORT
 
 
 @pytest.fixture(autouse=True)

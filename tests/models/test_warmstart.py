@@ -64,7 +64,7 @@ def test_demonstrations_follow_from_the_seed() -> None:
 
 
 def test_an_environment_without_a_demonstrator_is_named() -> None:
-    with pytest.raises(ModelError, match="task mine: .*Mute has no demonstrator"):
+    with pytest.raises(ModelError, match=r"task mine: .*Mute has no demonstrator"):
         demonstrate([FakeTask("mine", "tests.models.test_warmstart:Mute")], settings(1), 0, quiet)
 
 

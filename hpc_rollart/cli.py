@@ -4,6 +4,7 @@ Whatever takes long to import is imported inside the verb that needs it, so that
 completion answer at once. Exit codes: 0 done, 2 the input cannot be used, 3 the run failed, 130 interrupted.
 """
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -95,7 +96,6 @@ def run(
     from hpc_rollart.launch.model import ensure_model
     from hpc_rollart.launch.mpirun import find_mpirun
     from hpc_rollart.launch.progress import make_display, summary
-    from hpc_rollart.launch.view import close_status
 
     config = _load(conf, [*(override or []), *([f"run.dir={_quoted(directory)}"] if directory else [])])
     find_mpirun()  # before anything is written: without it there is no run
@@ -111,9 +111,9 @@ def run(
             outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
         finally:
             display.close()
-    except (KeyboardInterrupt, UserError) as error:
-        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        close_status(made.path, state, str(error) or "stopped before the ranks started")
+    except (KeyboardInterrupt, UserError):
+        # No rank has started, so nothing is lost, and the same command works once the cause is mended.
+        shutil.rmtree(made.path)
         raise
     summary(made.path, console, _write_report(made.path, console))
     if outcome.state == "failed":
@@ -137,20 +137,25 @@ def watch(
 
     from rich.console import Console
 
+    from hpc_rollart.config import load_resolved
     from hpc_rollart.launch.progress import make_display
     from hpc_rollart.launch.view import RunView
 
     path = _run_dir(run_dir)
     view = RunView(path)
+    limit_s = load_resolved(path).launch.stall_deadline_s
     display = make_display(path, path.name, Console(), live=not no_progress)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(display):
         while True:
             display.update()
             view.refresh()
             if view.final:
+                return
+            if (view.silent_s() or 0.0) > limit_s:
                 break
             time.sleep(0.25)
-    display.close()
+    if (view.silent_s() or 0.0) > limit_s:
+        raise UserError(f"{path}: the run has not reported for {limit_s:g} s; its launcher was killed?")
 
 
 # --- configuration and models ------------------------------------------------------------------------

@@ -41,14 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message):
-    """A rank is up and ready for work; `slots` is nonzero for env ranks, `pool` -1 but for generators."""
-
-    component: str
-    role: str
-    host: str
-    pool: int = -1
-    slots: int = 0
-    version: int = 0
+    """A rank is up and ready for work."""
 
 
 class Stop(Message):
@@ -63,14 +56,10 @@ class Stop(Message):
 class Bye(Message):
     """The rank has flushed everything and will now finalize."""
 
-    summary: dict[str, float] = {}
-
 
 class Fatal(Message):
     """The rank cannot go on; the run fails with this message."""
 
-    host: str
-    component: str
     error: str
 
 
@@ -126,11 +115,8 @@ class Finished(Message):
     trajectory: int
     reward: float
     turns: int
-    tokens: int
     sampled: int
     start_version: int
-    end_version: int
-    seconds: float
 
 
 class Failed(Message):
@@ -138,7 +124,6 @@ class Failed(Message):
 
     trajectory: int
     status: FailedAs
-    stop: str
     reason: str
 
 
@@ -171,11 +156,10 @@ class Generate(Message):
 class Generated(Message):
     """One sampled turn: `tokens` int32, `logprobs` float32, `versions` int32, each of shape (S,).
 
-    `stop` is `eos`, `max_tokens` or `max_context`; `aborted` when the request was aborted.
+    `stop` is `eos`, `max_tokens` or `max_context`. A request that was aborted is never answered.
     """
 
     trajectory: int
-    turn: int
     tokens: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
@@ -202,13 +186,11 @@ class Started(Message):
 class Installed(Message):
     """A generator now serves `version`.
 
-    `exposed_s` is how long it served nothing: from suspend to resume. `recomputed_tokens` go through the
-    model again, since their KV was of the version before.
+    `exposed_s` is how long it served nothing: from suspend to resume.
     """
 
     version: int
     exposed_s: float
-    recomputed_tokens: int = 0
 
 
 class MayInstall(Message):

@@ -1,6 +1,7 @@
 """What every rank's main loop is given, whatever its role."""
 
 import asyncio
+import contextlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -44,17 +45,13 @@ class RankContext:
         self.stop_reason = self.stop_reason or message.reason
         self.stopped.set()
 
-    def hello(self, *, pool: int = -1, slots: int = 0) -> None:
+    def hello(self) -> None:
         """Tell the coordinator that this rank is ready for work."""
-        world = self.world
-        self.mailbox.send(
-            world.coordinator,
-            Hello(component=world.component, role=world.role, host=world.host, pool=pool, slots=slots),
-        )
+        self.mailbox.send(self.world.coordinator, Hello())
 
-    async def bye(self, **summary: float) -> None:
+    async def bye(self) -> None:
         """Tell the coordinator that everything this rank holds is on disk."""
-        self.mailbox.send(self.world.coordinator, Bye(summary=summary))
+        self.mailbox.send(self.world.coordinator, Bye())
         await self.mailbox.drain(deadline_s=30.0)
 
 
@@ -63,9 +60,8 @@ def record_failure(context: RankContext, rank: int, error: str) -> None:
     member = context.world.members[rank]
     record = {"component": member.component, "rank": rank, "host": member.host, "error": error}
     path = context.run_dir / "logs" / str(context.attempt) / "failure.json"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return
-    with os.fdopen(handle, "w") as file:
-        json.dump(record, file)
+    aside = path.with_name(f".failure-{context.world.rank}.json")
+    aside.write_text(json.dumps(record))
+    with contextlib.suppress(FileExistsError):
+        os.link(aside, path)  # whole or not at all, and only the first succeeds
+    aside.unlink()

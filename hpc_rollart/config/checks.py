@@ -144,6 +144,12 @@ def _too_many(config: RunConfig, limit: int) -> Problem:
 
 
 def _ranks(config: RunConfig) -> Iterator[Problem]:
+    for name, part in config.components.items():
+        if part.nodes > 1:
+            yield Problem(
+                ("components", name, "nodes"),
+                f"{part.nodes} nodes, but this is one machine; use nodes: 1 and ranks_per_node",
+            )
     if config.launch.max_ranks is None and world_size(config) > default_max_ranks():
         yield _too_many(config, default_max_ranks())
 

@@ -54,7 +54,7 @@ class Run(Section):
     steps: Count
     """Training steps; each consumes one batch and publishes one weight version."""
     time_budget: Seconds | None = None
-    """Stop cleanly after this long, in seconds or as `90s`, `30m`, `12h`, `1h30m`; null: no limit."""
+    """Stop cleanly this long after the ranks are at work, in seconds or as `90s`, `12h`; null: no limit."""
 
     @field_validator("dir")
     @classmethod
@@ -85,7 +85,7 @@ class Model(Section):
     builtin: Literal["tiny", "smollm2-135m-instruct"] | None = None
     """`tiny`: a small transformer made on the spot, for CPUs; `smollm2-135m-instruct`: a real small model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights, in training and in generation."""
+    """Type of the weights that are published and served; the trainer keeps its own in float32."""
     max_context: Annotated[int, Field(ge=16)] = 1024
     """Longest trajectory in tokens, prompt and all turns together."""
     warm_start: WarmStart | None = None
@@ -160,9 +160,9 @@ class Retry(Section):
 
     attempts: Count = 3
     """Tries of one member of a group, the first included, before the group is given up."""
-    backoff_s: Annotated[float, Field(ge=0)] = 1.0
+    backoff_s: Positive = 1.0
     """Wait before the second try, in seconds; it doubles with each further one."""
-    backoff_max_s: Annotated[float, Field(ge=0)] = 60.0
+    backoff_max_s: Positive = 60.0
     """Longest wait between two tries, in seconds."""
 
 
@@ -204,8 +204,8 @@ class Timeouts(Section):
 class SamplingConfig(Section):
     """How tokens are drawn from the policy."""
 
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Divides the logits; 0 takes the most likely token."""
+    temperature: Positive = 1.0
+    """Divides the logits; above 0, as a policy gradient needs a distribution."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus truncation; 1.0 leaves the distribution whole."""
     top_k: Annotated[int, Field(ge=0)] = 0
@@ -341,7 +341,7 @@ class Launch(Section):
     max_ranks: Count | None = None
     """Refuse to start more ranks than this; null: twice the machine's cores, and at least 16."""
     start_deadline_s: Seconds = 120.0
-    """Longest start, from launching the ranks to the first of them at work, in seconds."""
+    """Longest start, from launching the ranks to all of them at work, in seconds."""
     stall_deadline_s: Seconds = 600.0
     """Longest time without any progress before the run fails, in seconds."""
 
@@ -357,7 +357,7 @@ class RunConfig(Section):
     """How the policy is trained."""
     schedule: Annotated[Schedule, Field(validate_default=True)] = Schedule()
     """How rollout and training overlap."""
-    tasks: Annotated[list[Task], Field(min_length=1)]
+    tasks: Annotated[list[Task], Field(min_length=1, max_length=256)]
     """Environments that the policy is trained on."""
     engine: TransformersEngine = TransformersEngine()
     """Engine of every generator component that does not say otherwise."""
@@ -390,6 +390,11 @@ class RunConfig(Section):
             for name, part in components.items()
         }
         return {**data, "components": filled}
+
+    @property
+    def stop_deadline_s(self) -> float:
+        """Seconds that the ranks have to end a step and a broadcast, and to flush, once told to stop."""
+        return 60.0 + self.weights.deadline_s
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole config, defaults included, as plain data ready for YAML or JSON."""

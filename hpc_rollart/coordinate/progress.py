@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpc_rollart.messages import Batch, Failed, Finished, Installed, StepDone
+from hpc_rollart.messages import Batch, Finished, Installed, StepDone
 
 # Throughput is shown over this window: long enough to be calm, short enough to show a stall.
 _RATE_WINDOW_S = 10.0
@@ -63,7 +63,7 @@ class Progress:
         self.tokens_sampled += message.sampled
         self._rate.append((time.time(), message.sampled))
 
-    def failed(self, task: int, _message: Failed) -> None:
+    def failed(self, task: int) -> None:
         """An episode failed."""
         self.by_task[task].failed += 1
 
@@ -73,9 +73,10 @@ class Progress:
 
     def weights_installed(self, source: int, message: Installed) -> None:
         """A generator serves a new version."""
+        newest = message.version > max(self.installed.values(), default=0)
         self.installed[source] = message.version
-        # Until every generator has it, the slowest one's pause is what the version cost.
-        self.waits["exposed_s"] = message.exposed_s
+        # The generator that paused longest says what the version cost.
+        self.waits["exposed_s"] = max(message.exposed_s, 0.0 if newest else self.waits.get("exposed_s", 0.0))
 
     def batch_cut(self, batch: Batch) -> None:
         """The trainer was told what to train on."""

@@ -43,8 +43,6 @@ from hpc_rollart.observe.status import StatusFile
 from hpc_rollart.rank import RankContext, record_failure
 
 _STATUS_EVERY_S = 0.5
-# A rank has this long to flush its files after it was told to stop; a training step may have to end first.
-_BYE_DEADLINE_S = 60.0
 _BYE_AFTER_FAILURE_S = 10.0
 
 
@@ -79,6 +77,7 @@ class Coordinator:
         self.failure: tuple[int, str] | None = None
         self.end = asyncio.Event()
         self.end_reason = ""
+        self.note = ""  # what a person should know of how the run ended
 
     # --- messages ----------------------------------------------------------------------------------
 
@@ -101,7 +100,6 @@ class Coordinator:
     def on_hello(self, source: int, _message: Hello) -> None:
         """A rank is ready."""
         self.hellos.add(source)
-        self.last_event = time.monotonic()
 
     def on_free_slots(self, source: int, message: FreeSlots) -> None:
         """An env rank has room."""
@@ -110,11 +108,13 @@ class Coordinator:
 
     def on_started(self, _source: int, message: Started) -> None:
         """First tokens were sampled: the staleness of these trajectories is known from here on."""
+        self.last_event = time.monotonic()
         for trajectory in message.trajectories:
             self._cancel(self.ledger.started(trajectory, message.version))
 
     def on_finished(self, _source: int, message: Finished) -> None:
         """An episode was scored."""
+        self.last_event = time.monotonic()
         _, task = self.home[message.trajectory]
         self.progress.finished(task, message)
         self.router.release(message.trajectory)
@@ -122,14 +122,18 @@ class Coordinator:
         self.pump()
 
     def on_failed(self, source: int, message: Failed) -> None:
-        """An episode failed; the ledger replaces the member."""
+        """An episode failed; the ledger replaces the member.
+
+        That is no sign of life: a run whose environments only fail has stalled.
+        """
+        if message.status == "lost":
+            return  # a rank was lost, and on that account the run ends
         _, task = self.home.pop(message.trajectory)
-        self.progress.failed(task, message)
+        self.progress.failed(task)
         self.router.release(message.trajectory)
         name = self.config.tasks[task].name
         print(f"{name}: trajectory {message.trajectory} on rank {source}: {message.status}: {message.reason}")
-        if message.status != "lost":  # the run is about to end on account of the lost rank
-            self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
+        self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
         self.pump()
 
     def on_cancelled(self, _source: int, message: Cancelled) -> None:
@@ -142,6 +146,7 @@ class Coordinator:
 
     def on_installed(self, source: int, message: Installed) -> None:
         """A generator serves a new version; the window moves when the last one does."""
+        self.last_event = time.monotonic()
         self.progress.weights_installed(source, message)
         self.installed[source] = message.version
         self.ledger.installed(min(self.installed.values()))
@@ -177,7 +182,6 @@ class Coordinator:
 
     def pump(self) -> None:
         """Do everything that the present state allows: answer the trainer, admit new trajectories."""
-        self.last_event = time.monotonic()
         if self.state != "running":
             return
         now = time.time()
@@ -289,6 +293,7 @@ class Coordinator:
         if not self.end.is_set():
             self.state = "running"
             self.progress.begin(time.time())
+            self.last_event = time.monotonic()
             await self._watch()
         await self._wind_up()
         if self.failure:
@@ -319,24 +324,20 @@ class Coordinator:
             now = time.time()
             wakeup = self.ledger.next_wakeup(now)
             await self._pause(min(_STATUS_EVERY_S, max(0.01, (wakeup or now + 1.0) - now)))
-            stalled_s = time.monotonic() - self.last_event
-            if stalled_s > self.config.launch.stall_deadline_s:
+            limit_s = self.config.launch.stall_deadline_s
+            if time.monotonic() - self.last_event > limit_s:
                 waiting = self.ledger.waiting_for(time.time())
                 self.fail(
                     self.context.world.rank,
-                    f"nothing happened for launch.stall_deadline_s = {stalled_s:.0f} s; {waiting}",
+                    f"nothing progressed for {limit_s:g} s (launch.stall_deadline_s): {waiting}",
                 )
             elif budget and time.monotonic() - started > budget:
+                steps = f"{self.progress.step} of {self.config.run.steps} steps"
+                self.note = f"run.time_budget was used up after {steps}"
                 self.finish("done")
             else:
-                self._wake()
+                self.pump()
             self._write_status()
-
-    def _wake(self) -> None:
-        """Pump for what falls due by the clock alone, which is no sign of life."""
-        last_event = self.last_event
-        self.pump()
-        self.last_event = last_event
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -350,28 +351,33 @@ class Coordinator:
         if self.failure:
             record_failure(self.context, *self.failure)
         self.ledger.shutdown()
+        seconds = _BYE_AFTER_FAILURE_S if self.failure else self.config.stop_deadline_s
+        deadline = time.monotonic() + seconds
         writers = {*world.ranks_of("trainer"), *world.ranks_of("env")}
         for ranks in (writers, set(world.generators)):
             for rank in ranks:
                 self.mailbox.send(rank, Stop(reason=self.end_reason))
-            await self._byes(ranks)
+            await self._byes(ranks, deadline)
         self.metrics.close()
         self.state = self.end_reason
-        self._write_status()
+        self._write_status(self.note)
 
-    async def _byes(self, ranks: set[int]) -> None:
+    async def _byes(self, ranks: set[int], deadline: float) -> None:
         """Wait until `ranks` have flushed; a rank that does not answer is named and left behind."""
-        seconds = _BYE_AFTER_FAILURE_S if self.failure else _BYE_DEADLINE_S
-        deadline = time.monotonic() + seconds
+        told = time.monotonic()
         while missing := ranks - self.byes - self.mailbox.lost:
             if self.failure:
                 missing.discard(self.failure[0])
                 if not missing:
                     return
+            names = ", ".join(self.context.world.name_of(rank) for rank in sorted(missing))
             if time.monotonic() > deadline:
-                names = ", ".join(self.context.world.name_of(rank) for rank in sorted(missing))
-                self.fail(min(missing), f"did not stop within {seconds:g} s (waited for {names})")
+                self.fail(min(missing), f"did not stop in time (waited for {names})")
+                record_failure(self.context, min(missing), f"did not stop in time (waited for {names})")
                 return
+            if time.monotonic() - told > _STATUS_EVERY_S:
+                told = time.monotonic()
+                self._write_status(f"stopping: waiting for {names}")
             await asyncio.sleep(0.02)
 
     def _write_status(self, message: str = "") -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from hpc_rollart.config.layout import pool_of
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.generate.engine import Completion, Engine, Request
 from hpc_rollart.generate.transformers_engine import TransformersEngine
@@ -50,7 +49,6 @@ class GeneratorRank:
         self.allowed = -1 if wait_for_leave else None
         self.replies: dict[int, Reply] = {}
         self.busy = Coalescer(context.timeline, "generate", "generate")
-        self.sampled = 0
         self._wake = asyncio.Event()
 
     # --- messages ----------------------------------------------------------------------------------
@@ -97,7 +95,6 @@ class GeneratorRank:
         began = time.time()
         result = self.engine.step()
         self.busy.busy(began, time.time())
-        self.sampled += result.sampled
         by_version: dict[int, list[int]] = {}
         for trajectory, version in result.first_tokens:
             by_version.setdefault(version, []).append(trajectory)
@@ -133,20 +130,18 @@ class GeneratorRank:
             self.engine.install(tensors, version)
         exposed_s = time.time() - suspended
         self.subscriber.installed()
-        recomputed = 0
         if self.context.config.weights.kv_after_update == "recompute":
             # The next steps rebuild the KV, among other requests' work; this only says that they must.
-            recomputed = self.engine.recompute()
+            self.engine.recompute()
         self.mailbox.send(
             self.context.world.coordinator,
-            Installed(version=version, exposed_s=exposed_s, recomputed_tokens=recomputed),
+            Installed(version=version, exposed_s=exposed_s),
         )
 
 
 def _generated(completion: Completion) -> Generated:
     return Generated(
         trajectory=completion.trajectory,
-        turn=completion.turn,
         tokens=completion.tokens,
         logprobs=completion.logprobs,
         versions=completion.versions,
@@ -189,8 +184,8 @@ async def main(context: RankContext, model_dir: Path) -> None:
     context.mailbox.on_request(Generate, rank.on_generate)
     context.mailbox.on(EndRequest, rank.on_end)
     context.mailbox.on(MayInstall, rank.on_may_install)
-    context.hello(pool=pool_of(config, world.rank))
+    context.hello()
     await rank.run()
     rank.busy.flush()
     engine.close()
-    await context.bye(sampled=rank.sampled)
+    await context.bye()

@@ -22,8 +22,8 @@ from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
 
 ATTEMPT = 0
-# The coordinator gives its ranks a minute to end a training step and flush; the launcher outwaits it.
-_STOP_DEADLINE_S = 75.0
+# What the launcher waits beyond the coordinator's own deadlines, whose errors name the rank at fault.
+_MARGIN_S = 30.0
 # After the run's end, good or bad, is on record the ranks leave; whoever has not by then is ended.
 _LEAVE_GRACE_S = 45.0
 _TERM_GRACE_S = 5.0
@@ -116,7 +116,7 @@ class LocalWorld:
             self._term_at, self._kill_at = now, now + _TERM_GRACE_S
         else:
             self._signal(signal.SIGUSR1)  # mpirun passes it on to every rank
-            self._term_at = now + _STOP_DEADLINE_S
+            self._term_at = now + self._config.stop_deadline_s + _MARGIN_S
             self._kill_at = self._term_at + _TERM_GRACE_S
         self.stopping = True
 
@@ -147,13 +147,13 @@ class LocalWorld:
         if self._view.final or (self._logs / "failure.json").exists():
             self._over_at = self._over_at or now
             return "ranks did not leave" if now > self._over_at + _LEAVE_GRACE_S else ""
-        if self._view.state in ("", "starting") and now > self._started + launch.start_deadline_s + 5:
+        if self._view.state in ("", "starting") and now > self._started + launch.start_deadline_s + _MARGIN_S:
             return (
                 f"the {world_size(self._config)} ranks were not all at work after "
                 f"{launch.start_deadline_s:.0f} s (launch.start_deadline_s)"
             )
         silent = self._view.silent_s()
-        if silent is not None and silent > launch.stall_deadline_s + 5:
+        if silent is not None and silent > launch.stall_deadline_s + _MARGIN_S:
             return f"the coordinator has not reported for {silent:.0f} s (launch.stall_deadline_s)"
         return ""
 

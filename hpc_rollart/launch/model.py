@@ -37,7 +37,7 @@ def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
     if code == 130 or code < 0:
         raise KeyboardInterrupt
     if code:
-        raise ConfigError([f"model: could not be prepared, see above; nothing of use is in {run_dir}"])
+        raise ConfigError(["model: could not be prepared, see above"])
 
 
 def build(config: RunConfig, console: Console) -> Path:

@@ -117,10 +117,13 @@ async def _fail(context: RankContext, error: Exception) -> None:
         print(text)  # says all there is to say
     else:
         traceback.print_exc()
+    lost = context.mailbox.lost - {world.rank}
+    if lost:  # what failed here is a consequence
+        record_failure(context, min(lost), "the process died (killed, or out of memory?)")
     record_failure(context, world.rank, text)
     if world.is_coordinator or world.coordinator in context.mailbox.lost:
         return
-    context.mailbox.send(world.coordinator, Fatal(host=world.host, component=world.component, error=text))
+    context.mailbox.send(world.coordinator, Fatal(error=text))
     deadline = asyncio.get_running_loop().time() + _STOP_WAIT_S
     while not context.stopped.is_set() and asyncio.get_running_loop().time() < deadline:
         try:

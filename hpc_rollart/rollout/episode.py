@@ -17,9 +17,13 @@ from hpc_rollart.messages import Generate, Generated, Sampling, Ticket
 class Environment(Protocol):
     """What an episode asks of its environment, wherever that runs."""
 
-    async def reset(self, seed: int, timeout_s: float) -> str: ...
+    async def reset(self, seed: int, timeout_s: float) -> str:
+        """Begin an episode; returns the first observation."""
+        ...
 
-    async def step(self, text: str, timeout_s: float) -> "Outcome": ...
+    async def step(self, text: str, timeout_s: float) -> "Outcome":
+        """Act with what the policy said."""
+        ...
 
 
 class Outcome(Protocol):
@@ -44,11 +48,17 @@ class Outcome(Protocol):
 class Chat(Protocol):
     """How turns become tokens; sampled tokens are never re-tokenised."""
 
-    def first(self, system: str | None, observation: str) -> list[int]: ...
+    def first(self, system: str | None, observation: str) -> list[int]:
+        """Tokens of the conversation's beginning, up to where the policy speaks."""
+        ...
 
-    def next(self, observation: str, ended_with_eos: bool) -> list[int]: ...
+    def next(self, observation: str, ended_with_eos: bool) -> list[int]:
+        """Tokens between one sampled turn and the next."""
+        ...
 
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: list[int]) -> str:
+        """Text of sampled tokens."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpc_rollart.config.layout import pools
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.errors import RankLost
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.messages import (
@@ -52,6 +53,16 @@ class _Running:
 
     task: "asyncio.Task[None]"
     cancelled_as: str = ""
+    begun: bool = False
+
+    def cancel(self, status: str) -> None:
+        """End the episode with that status.
+
+        A task that never ran is not cancelled, for it would leave no row: it ends itself as it begins.
+        """
+        self.cancelled_as = self.cancelled_as or status
+        if self.begun:
+            self.task.cancel()
 
 
 class EnvRank:
@@ -81,7 +92,6 @@ class EnvRank:
         self.running: dict[int, _Running] = {}
         # Finished, scored and written, waiting for the trainer or for the coordinator's word to drop them.
         self.held: dict[int, Episode] = {}
-        self.rows = 0
         # Set when an episode ended in a way that is neither its environment's fault nor a cancel: a fault
         # of this rank, which must not go on as if nothing had happened.
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -100,8 +110,7 @@ class EnvRank:
         dropped = []
         for trajectory in message.trajectories:
             if running := self.running.get(trajectory):
-                running.cancelled_as = message.status
-                running.task.cancel()
+                running.cancel(message.status)
             else:
                 # It ended while the cancel was under way; the ledger's word is final, the row follows it.
                 self.shard.set_status(trajectory, message.status)
@@ -131,7 +140,11 @@ class EnvRank:
         episode = Episode(ticket, t_started=time.time())
         task = self.context.config.tasks[ticket.task]
         report: Message
+        running = self.running[ticket.trajectory]
+        running.begun = True
         try:
+            if running.cancelled_as:
+                raise asyncio.CancelledError
             async with self.workers.lease(task.env, task.args) as environment:
                 await play(
                     episode,
@@ -145,8 +158,7 @@ class EnvRank:
             reward = episode_return(episode.rewards)
             episode.t_scored = time.time()
         except asyncio.CancelledError:
-            status = self.running[ticket.trajectory].cancelled_as
-            if not status:
+            if not (status := running.cancelled_as):
                 raise
             episode.stop = {"done": "run_ended", "": "cancelled"}.get(self.context.stop_reason, "interrupted")
             self._write(episode, status)
@@ -187,12 +199,11 @@ class EnvRank:
         episode.stop = stop
         episode.info = {**episode.info, "reason": reason}
         self._write(episode, status)
-        return Failed(trajectory=episode.ticket.trajectory, status=status, stop=stop, reason=reason)
+        return Failed(trajectory=episode.ticket.trajectory, status=status, reason=reason)
 
     def _write(self, episode: Episode, status: str, reward: float = math.nan) -> None:
         """Append the trajectory's one row."""
         ticket, now = episode.ticket, time.time()
-        self.rows += 1
         self.shard.append(
             TrajectoryRecord(
                 trajectory=ticket.trajectory,
@@ -240,10 +251,14 @@ class EnvRank:
             self.shard.set_status(trajectory, "surplus")
         self.held.clear()
         for running in self.running.values():
-            running.cancelled_as = running.cancelled_as or "surplus"
-            running.task.cancel()
+            running.cancel("surplus")
         if tasks := [running.task for running in self.running.values()]:
-            await asyncio.wait(tasks, timeout=_FINISH_S)
+            _, pending = await asyncio.wait(tasks, timeout=_FINISH_S)
+            if pending:
+                names = ", ".join(task.get_name() for task in pending)
+                raise RunFailed(f"did not end within {_FINISH_S:g} s: {names}")
+        if self.crash.done():
+            self.crash.result()
 
 
 def _rules(config: RunConfig, index: int) -> EpisodeRules:
@@ -268,11 +283,8 @@ def _finished(episode: Episode, reward: float) -> Finished:
         trajectory=episode.ticket.trajectory,
         reward=reward,
         turns=len(episode.turns),
-        tokens=len(episode.tokens),
         sampled=sum(episode.sampled),
         start_version=episode.start_version,
-        end_version=episode.end_version,
-        seconds=time.time() - episode.t_started,
     )
 
 
@@ -313,7 +325,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
         context.mailbox.on(Admit, rank.on_admit)
         context.mailbox.on(Cancel, rank.on_cancel)
         context.mailbox.on_request(Fetch, rank.on_fetch)
-        context.hello(slots=part.slots)
+        context.hello()
         context.mailbox.send(world.coordinator, FreeSlots(count=part.slots))
         stopped = asyncio.create_task(context.stopped.wait(), name="stop")
         ends: set[asyncio.Future[Any]] = {stopped, rank.crash}
@@ -324,6 +336,8 @@ async def main(context: RankContext, model_dir: Path) -> None:
             shard.maybe_flush(time.monotonic())
         await rank.finish()
     finally:
-        shard.close()
-        await workers.close(deadline_s=5.0)
-    await context.bye(rows=rank.rows)
+        try:
+            shard.close()
+        finally:
+            await workers.close(deadline_s=5.0)
+    await context.bye()

@@ -20,7 +20,6 @@ STOPS: Final = (
     "terminated",  # the environment says the task is over
     "truncated",  # the environment ran out of its own time limit
     "max_turns",
-    "max_tokens",  # one answer was cut at the sampling limit
     "max_context",  # the next turn would not fit the model's context
     "cancelled",  # the coordinator ended it (stale or surplus)
     "reset_error",
@@ -30,11 +29,9 @@ STOPS: Final = (
     "worker_died",
     "bad_observation",
     "score_error",
-    "score_timeout",
-    "generate_error",
     "rank_lost",
     "run_ended",  # in flight when the last step was done
-    "interrupted",  # in flight when the run was told to stop early
+    "interrupted",  # in flight when the run was told to stop early, or failed
 )
 """Why a trajectory ended."""
 

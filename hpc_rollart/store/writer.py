@@ -134,7 +134,7 @@ class ShardWriter:
     filter
         ``bitshuffle-lz4``, ``gzip`` or ``none``; applied to tokens and text only.
     rotate_mb
-        A shard larger than this is closed at the next flush and another one begun.
+        A shard larger than this many MiB is closed at the next flush and another one begun.
     flush_every_s
         Longest time that `maybe_flush` leaves a change unflushed.
 
@@ -156,8 +156,8 @@ class ShardWriter:
         tasks: Sequence[str],
         pools: Sequence[str],
         filter: str = "bitshuffle-lz4",
-        rotate_mb: float = 256.0,
-        flush_every_s: float = 2.0,
+        rotate_mb: float = 1024.0,
+        flush_every_s: float = 5.0,
     ) -> None:
         if filter not in files.FILTERS:
             raise ValueError(f"store.filter is {filter!r}; known: {', '.join(files.FILTERS)}")
@@ -176,7 +176,7 @@ class ShardWriter:
         }
         self._codes = {"task": list(tasks), "status": STATUSES, "stop": STOPS, "pool": list(pools)}
         self._filter = filter
-        self._rotate_bytes = int(rotate_mb * 1e6)
+        self._rotate_bytes = int(rotate_mb * (1 << 20))
         self._flush_every_s = flush_every_s
         self._due: float | None = None
         self._dirty = False

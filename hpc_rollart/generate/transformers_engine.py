@@ -401,7 +401,7 @@ class TransformersEngine:
                 chunk = Chunk(0, start, stop, 0)
                 logits = self._logits(tokens[start:stop], [], [], [chunk], [stop - start - 1])
         got = logits[-1].float().log_softmax(-1)
-        tolerance = 1e-3 if self._dtype == torch.float32 else 0.5
+        tolerance = 0.02 if self._dtype == torch.float32 else 0.5
         worst = (got - expected).abs().max().item()
         if not worst <= tolerance:
             raise ValueError(

@@ -51,6 +51,7 @@ def build(config: RunConfig, console: Console) -> Path:
     # Threads that spin while they wait would take the cores from the ones that work, wherever another
     # program runs beside this one. OpenMP reads this once, when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the bar here is the only one
     import torch
 
     from hpc_rollart.models.cache import resolve

@@ -35,7 +35,7 @@ def base_config() -> dict[str, Any]:
     """A world of five ranks that trains a freshly made policy for a few quick steps."""
     return {
         "run": {"name": "small", "seed": 1, "steps": 4},
-        "model": {"builtin": "tiny", "max_context": 256},
+        "model": {"path": os.environ["ROLLART_TEST_MODEL"], "max_context": 256},
         "algorithm": {"type": "grpo", "group_size": 2, "groups_per_batch": 2, "learning_rate": 1e-3},
         "tasks": [
             {
@@ -84,8 +84,15 @@ def complete(config: dict[str, Any], folder: Path, *options: str, timeout: float
 
 
 @pytest.fixture(scope="session", autouse=True)
-def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of built models for all tests here, away from the user's."""
-    path = tmp_path_factory.mktemp("models")
-    os.environ["ROLLART_CACHE"] = str(path)
-    return path
+def model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One freshly made policy for all tests here, in a cache away from the user's."""
+    folder = tmp_path_factory.mktemp("models")
+    os.environ["ROLLART_CACHE"] = str(folder)
+    os.environ["ROLLART_TEST_MODEL"] = str(folder)  # `base_config` needs some path, if only to be built from
+    config = base_config() | {"model": {"builtin": "tiny", "max_context": 256}}
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "hpc_rollart", "model", "build", str(file)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert built.returncode == 0, built.stderr
+    os.environ["ROLLART_TEST_MODEL"] = built.stdout.strip()

@@ -11,6 +11,8 @@ from tests.end_to_end.conftest import Run, base_config, complete
 
 FAULTY = "tests.rollout.faulty_envs"
 
+STEPS = 30
+
 # Environment latency, not this machine's speed, sets the pace of every task: 2 turns of 0.2 s and a reset.
 LATENCY = {"turns": 2, "latency_s": 0.2}
 
@@ -18,9 +20,10 @@ LATENCY = {"turns": 2, "latency_s": 0.2}
 def mixed(faulty: bool) -> dict[str, Any]:
     """Four equal tasks; three of them raise, hang or kill their worker if `faulty`."""
     config = base_config()
-    config["run"]["steps"] = 12
+    config["run"]["steps"] = STEPS
     config["algorithm"] |= {"group_size": 4, "groups_per_batch": 2}
-    config["schedule"] = {"retry": {"attempts": 2, "backoff_s": 0.2, "backoff_max_s": 1.0}}
+    # As by default but for the first back-off; a task that only fails then soon rests for long.
+    config["schedule"] = {"retry": {"attempts": 2, "backoff_s": 0.5, "backoff_max_s": 60.0}}
     config["components"]["env"]["slots"] = 64
     steady = {"env": f"{FAULTY}:Steady", "args": LATENCY, "max_turns": 4, "sampling": {"max_tokens": 2},
               "timeouts": {"reset_s": 20.0, "step_s": 1.0}}  # fmt: skip
@@ -54,7 +57,7 @@ def rate(run: Run, task: str) -> float:
 
 
 def test_the_run_completes_all_its_steps(runs: dict[bool, Run]) -> None:
-    assert [line["step"] for line in runs[True].metrics()] == list(range(12))
+    assert [line["step"] for line in runs[True].metrics()] == list(range(STEPS))
 
 
 def test_the_steady_task_keeps_its_trajectory_rate(runs: dict[bool, Run]) -> None:

@@ -124,7 +124,7 @@ asyncio.run(main())
 def test_workers_start_before_or_after_mpi_init_and_know_nothing_of_mpi(order: str) -> None:
     mpirun = Path(sys.executable).parent / "mpirun"
     if not mpirun.exists():
-        pytest.skip("no mpirun beside this Python")
+        pytest.fail("no mpirun beside this Python: run make venv")
     allow = {f"{a}_ALLOW_RUN_AS_ROOT{b}": "1" for a in ("OMPI", "PRTE") for b in ("", "_CONFIRM")}
     command = [str(mpirun), "--bind-to", "none", "--oversubscribe", "-n", "2"]
     done = subprocess.run(

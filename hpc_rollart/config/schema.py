@@ -176,6 +176,9 @@ class Schedule(Section):
     """`async`: both run all the time; `one_off`: rollout works one batch ahead; `sync`: they alternate."""
     alpha: Annotated[int, Field(ge=0)] = 1
     """Weight versions a trajectory may lag behind when trained on; default 1, in `sync` mode 0."""
+    share_patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """How long a batch that others could fill waits for a slow task's share, as a multiple of the time it has
+    taken by then: 1.0 at most doubles it, 0 takes whatever is complete."""
     redundancy: Redundancy = Redundancy()
     """Work started beyond what a batch needs."""
     retry: Retry = Retry()

@@ -42,7 +42,6 @@ class Progress:
     installed: dict[int, int] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)
     staleness: dict[str, float] = field(default_factory=dict)
-    tokens_sampled: int = 0
     by_task: list[TaskProgress] = field(init=False)
     _rate: deque[tuple[float, int]] = field(default_factory=deque)
     _batch: Batch | None = None
@@ -60,7 +59,6 @@ class Progress:
         """An episode was scored."""
         self.by_task[task].finished += 1
         self._turns[message.trajectory] = message.turns
-        self.tokens_sampled += message.sampled
         self._rate.append((time.time(), message.sampled))
 
     def failed(self, task: int) -> None:

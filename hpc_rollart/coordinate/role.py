@@ -185,15 +185,15 @@ class Coordinator:
         if self.state != "running":
             return
         now = time.time()
-        self._answer_trainer()
+        self._answer_trainer(now)
         self._admit(now)
         if self.config.schedule.mode == "one_off":
             self._allow_install()
 
-    def _answer_trainer(self) -> None:
+    def _answer_trainer(self, now: float) -> None:
         if self.waiting_trainer is None:
             return
-        cut = self.ledger.cut_batch()
+        cut = self.ledger.cut_batch(now)
         if cut is None:
             return
         batch, cancels = cut
@@ -397,6 +397,7 @@ def _rules(config: RunConfig) -> core.Rules:
         mode=schedule.mode,
         redundant_groups=schedule.redundancy.groups,
         redundant_members=schedule.redundancy.members,
+        share_patience=schedule.share_patience,
         retry_attempts=schedule.retry.attempts,
         backoff_s=schedule.retry.backoff_s,
         backoff_max_s=schedule.retry.backoff_max_s,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from . import seeds, window
 from .group import Group, Member, State
+from .shares import BatchShares
 from .tasks import TaskMix
 from .types import (
     FAILURES,
@@ -40,8 +41,8 @@ from .waiting import Place, WaitingList
 class Ledger:
     """The rules of a run as a state machine; not thread-safe, never blocks, reads no clock.
 
-    The driver calls `admit` after every event that may have made room and at `next_wakeup`, and `cut_batch`
-    whenever the trainer waits for a batch. All methods cost O(open groups), whatever the length of the run.
+    The driver calls `admit` after every event that may have made room and `cut_batch` whenever the trainer
+    waits for a batch, both also at `next_wakeup`. All methods cost O(open groups), whatever the length of the run.
 
     Parameters
     ----------
@@ -64,6 +65,7 @@ class Ledger:
         self.step = 0
         self.version = 0
         self._mix = TaskMix(self.tasks, rules)
+        self._shares = BatchShares(self.tasks, rules)
         self._waiting = WaitingList(self._wanted)
         # By id: the open groups, and the trajectories that are in flight or finished but not consumed.
         self._groups: dict[int, Group] = {}
@@ -87,11 +89,11 @@ class Ledger:
         return admissions
 
     def next_wakeup(self, now: float) -> float | None:
-        """The first instant after `now` at which `admit` may do more without an event; None if there is none.
+        """The first instant after `now` at which more may be done without an event; None if there is none.
 
         What is due already and only lacks a slot is no reason to wake.
         """
-        instants = [self._waiting.next_due(now)]
+        instants = [self._waiting.next_due(now), self._shares.next_wake(now)]
         if len(self._groups) < self._room():
             instants.append(self._mix.next_wake(now))
         return None if self._closed else min((t for t in instants if t is not None), default=None)
@@ -184,6 +186,7 @@ class Ledger:
         if not group.complete:
             return []
         self._mix.succeeded(group.task)
+        self._shares.completed(group.task)
         cancels = [self._cancel(other, "surplus") for other in group.in_state(State.RUNNING)]
         for other in group.members:
             if other.state is not State.FINISHED:
@@ -258,23 +261,31 @@ class Ledger:
 
     # --- batches -------------------------------------------------------------------------------
 
-    def cut_batch(self) -> tuple[Batch, list[Cancel]] | None:
-        """Take the next batch, None while there are too few complete groups or when all steps are done.
+    def cut_batch(self, now: float) -> tuple[Batch, list[Cancel]] | None:
+        """Take the next batch; None while there are too few complete groups, or when all steps are done.
 
-        The groups that started at the oldest version go first, then by group. Cutting moves the window on, so
-        it also returns what to cancel: redundant groups it has no room for (`surplus`, the least progressed
-        first) and trajectories that no later batch may hold (`stale`).
+        Also None while the batch is held for the share of a slow task (see `shares`). Of each task, the groups
+        that started at the oldest version go first, then by group. Cutting moves the window on, so it also
+        returns what to cancel: redundant groups it has no room for (`surplus`, the least progressed first) and
+        trajectories that no later batch may hold (`stale`).
         """
         if self.step >= self.rules.total_steps:
             return None
-        ready = [
-            (start, group.id)
-            for group in self._groups.values()
+        groups = self._groups.values()
+        ready = sorted(
+            (start, group.id, group.task)
+            for group in groups
             if group.complete and (start := group.start_version) is not None and start >= self._oldest()
-        ]
-        if len(ready) < self.rules.groups_per_batch:
+        )
+        chosen = self._shares.choose(
+            self.step,
+            now,
+            [(task, group) for _, group, task in ready],
+            {group.task for group in groups if not group.complete},
+            self._mix.awake(now),
+        )
+        if chosen is None:
             return None
-        chosen = sorted(group for _, group in sorted(ready)[: self.rules.groups_per_batch])
         items = [item for group in chosen for item in self._consume(self._groups[group])]
         batch = Batch(self.step, self.step, tuple(items))
         self.step += 1
@@ -376,4 +387,4 @@ class Ledger:
                 f"group {group.id} of task {self.tasks[group.task].name!r}: "
                 f"{group.finished} of {group.size} finished, {group.lacks(now)}"
             )
-        return "; ".join(parts + self._mix.describe(now))
+        return "; ".join(parts + self._shares.describe(now) + self._mix.describe(now))

@@ -28,13 +28,17 @@ class TaskMix:
         self._last_reason = [""] * len(tasks)
         self.open = [0] * len(tasks)
 
+    def awake(self, now: float) -> list[int]:
+        """Tasks that do not rest."""
+        return [i for i, until in enumerate(self._rest_until) if until <= now]
+
     def eligible(self, now: float, room: int) -> list[int]:
         """Tasks that neither rest nor hold their share of `room` groups.
 
         The caps of the tasks that do not rest add up to at least `room`, so while fewer than `room` groups
         are open this is empty only if all tasks rest.
         """
-        awake = [i for i, until in enumerate(self._rest_until) if until <= now]
+        awake = self.awake(now)
         weight = sum(self._tasks[i].weight for i in awake)
         return [i for i in awake if self.open[i] < max(1, ceil(self._tasks[i].weight / weight * room))]
 

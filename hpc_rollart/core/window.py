@@ -7,11 +7,6 @@ iff n - b <= alpha.
 from .types import Rules
 
 
-def valid(rules: Rules, start_version: int, version: int) -> bool:
-    """Whether a trajectory that started at `start_version` may be trained from `version`."""
-    return version - start_version <= rules.alpha
-
-
 def window_batches(rules: Rules, step: int, version: int) -> int:
     """Batches whose groups may be open when `step` were cut and `version` is the lowest installed.
 

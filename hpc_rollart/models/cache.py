@@ -22,11 +22,10 @@ import torch
 
 import envs_cpu
 from envs_cpu.registry import make
-from hpc_rollart.models import smollm2, tiny, warmstart
+from hpc_rollart.folders import publish_folder
+from hpc_rollart.models import chat, smollm2, tiny, warmstart
 from hpc_rollart.models.load import ModelError, check_folder
 from hpc_rollart.models.warmstart import DemonstratedTask, Progress, WarmStartSettings
-from hpc_rollart.rollout import chat
-from hpc_rollart.train.checkpoint import publish_folder
 
 # The warm start does not follow `run.seed`: runs of all seeds start from the same cached policy.
 _SEED = 0

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from envs_cpu.registry import make
+from hpc_rollart.models.forward import hidden_states, parameter_groups
 from hpc_rollart.models.load import ModelError
-from hpc_rollart.rollout.chat import ChatTokenizer
-from hpc_rollart.train.learner import hidden_states, parameter_groups
+from hpc_rollart.models.chat import ChatTokenizer
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
@@ -132,7 +132,7 @@ def encode(
     for turn, (observation, action) in enumerate(
         zip(demonstration.observations, demonstration.actions, strict=True)
     ):
-        context = chat.next(observation, True) if turn else chat.first(None, observation)
+        context = chat.next(observation, True) if turn else chat.first(observation)
         answer = [*tokenizer.encode(action, add_special_tokens=False), tokenizer.eos_token_id]
         ids += [*context, *answer]
         mask += [False] * len(context) + [True] * len(answer)

@@ -163,7 +163,7 @@ async def play(
     """
     ticket = episode.ticket
     observation = await environment.reset(ticket.env_seed, rules.reset_s)
-    context = chat.first(None, observation)
+    context = chat.first(observation)
     for turn in range(rules.max_turns):
         if len(episode.tokens) + len(context) >= rules.max_context:
             episode.stop = "max_context"

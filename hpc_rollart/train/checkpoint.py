@@ -8,9 +8,7 @@ Layout of `checkpoints/`::
     LATEST         one line, the name of the newest whole checkpoint
 """
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -18,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hpc_rollart.folders import publish_folder, sync
 
 LATEST = "LATEST"
 _OPTIMIZER = "optimizer.safetensors"
@@ -55,9 +55,9 @@ def write_checkpoint(
     publish_folder(aside, final, replace=True)
     pointer = directory / f".{LATEST}.tmp"
     pointer.write_text(name + "\n")
-    _sync(pointer)
+    sync(pointer)
     pointer.replace(directory / LATEST)
-    _sync(directory)
+    sync(directory)
     return final
 
 
@@ -77,40 +77,9 @@ def read_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Op
     return int(trainer["step"]), int(trainer["updates"])
 
 
-def publish_folder(aside: Path, final: Path, *, replace: bool) -> None:
-    """Make a finished folder appear under its name at once, on disk, and readable as the umask allows.
-
-    If `final` exists already it is replaced, or else left as it is and `aside` deleted: then another
-    process has made the same thing meanwhile.
-    """
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in aside.iterdir():
-        path.chmod(0o666 & ~umask)  # safetensors writes files that only their owner may read
-        _sync(path)
-    _sync(aside)
-    if replace:
-        shutil.rmtree(final, ignore_errors=True)
-    try:
-        aside.rename(final)
-    except OSError as error:
-        if replace or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        shutil.rmtree(aside)
-    _sync(final.parent)
-
-
 def _flatten(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     return {
         f"{field}/{name}": value.detach().contiguous()
         for name, parameter in model.named_parameters()
         for field, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -40,6 +40,8 @@ class AuditedLedger:
         self.batches: list[Batch] = []
         self.statuses: Counter[str] = Counter()
         self.log: list[object] = []
+        self.cut_at: float | None = None  # when the last batch was cut, or the first one asked for
+        self.full_at: float | None = None  # when the next one could first have been
 
     # --- the methods of Ledger -----------------------------------------------------------------
 
@@ -86,13 +88,19 @@ class AuditedLedger:
 
     def cut_batch(self, now: float) -> tuple[Batch, list[Cancel]] | None:
         trained_from = self.ledger.step
-        cut = self.ledger.cut_batch()
+        if self.cut_at is None:
+            self.cut_at = now
+        if self.full_at is None and self.ledger.snapshot().complete >= self.rules.groups_per_batch:
+            self.full_at = now
+        cut = self.ledger.cut_batch(now)
         if cut is None:
             finished = sum(self.books[trajectory].reward is not None for trajectory in self.live)
             if finished >= self.rules.group_size * self.rules.groups_per_batch and not self.ledger.done:
-                assert self.ledger.snapshot().complete < self.rules.groups_per_batch, "a batch is withheld"
+                held = self.ledger.snapshot().complete >= self.rules.groups_per_batch
+                assert not held or self._may_be_held(now), "a batch is withheld"
             return None
         batch, cancels = cut
+        self.cut_at, self.full_at = now, None
         self._check_batch(batch, trained_from)
         self._cancels(cancels)
         for trajectory in self.live:
@@ -139,6 +147,13 @@ class AuditedLedger:
         assert counts["started"] == len(self.books) == self.statuses.total() + len(self.live)
         wakeup = ledger.next_wakeup(now)
         assert wakeup is None or wakeup > now
+
+    def _may_be_held(self, now: float) -> bool:
+        """Whether the batch waits for a task that has work under way, and not for too long."""
+        assert self.cut_at is not None and self.full_at is not None
+        patience = self.rules.share_patience * (self.full_at - self.cut_at)
+        under_way = {view.task for view in self.ledger.snapshot().groups if not view.complete}
+        return now < self.full_at + patience and bool(under_way) and len(self.tasks) > 1
 
     def _check_batch(self, batch: Batch, trained_from: int) -> None:
         rules = self.rules

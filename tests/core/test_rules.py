@@ -6,7 +6,7 @@ import pytest
 
 from hpc_rollart.core.ledger import Ledger
 from hpc_rollart.core.seeds import env_seed, sample_seed
-from hpc_rollart.core.types import Admission, Cancel, Rules, Task
+from hpc_rollart.core.types import Admission, Batch, Cancel, Rules, Task
 
 PLENTY = 1000
 
@@ -34,7 +34,7 @@ def groups_of(admissions: list[Admission]) -> list[int]:
 
 def cut(ledger: Ledger) -> tuple[list[int], dict[int, str]]:
     """The groups of the next batch, and the cancels that it causes."""
-    result = ledger.cut_batch()
+    result = ledger.cut_batch(0.0)
     assert result is not None
     batch, cancels = result
     groups = sorted({item.group for item in batch.items})
@@ -69,7 +69,7 @@ def test_no_group_is_admitted_for_a_step_beyond_the_last() -> None:
     ledger.installed(1)
     assert ledger.admit(0.0, PLENTY) == []
     cut(ledger)
-    assert ledger.done and ledger.cut_batch() is None and ledger.admit(0.0, PLENTY) == []
+    assert ledger.done and ledger.cut_batch(0.0) is None and ledger.admit(0.0, PLENTY) == []
 
 
 def test_no_more_is_dispatched_than_there_are_free_slots_and_started_groups_go_first() -> None:
@@ -119,7 +119,7 @@ def test_a_batch_is_cut_only_when_enough_groups_are_complete() -> None:
     ledger = make_ledger()
     admissions = ledger.admit(0.0, PLENTY)
     finish(ledger, of_group(admissions, 0) + of_group(admissions, 1)[:1])
-    assert ledger.cut_batch() is None
+    assert ledger.cut_batch(0.0) is None
     finish(ledger, of_group(admissions, 1)[1:])
     assert cut(ledger) == ([0, 1], {})
 
@@ -127,7 +127,7 @@ def test_a_batch_is_cut_only_when_enough_groups_are_complete() -> None:
 def test_a_batch_is_in_order_of_group_then_member_whatever_the_order_of_finishing() -> None:
     ledger = make_ledger()
     finish(ledger, list(reversed(of_group(ledger.admit(0.0, PLENTY), 1, 3))))
-    result = ledger.cut_batch()
+    result = ledger.cut_batch(0.0)
     assert result is not None
     assert [(i.group, i.member, i.staleness) for i in result[0].items] == [
         (1, 0, 0),
@@ -171,6 +171,81 @@ def test_under_alpha_0_all_that_is_left_over_of_a_version_is_surplus() -> None:
     finish(ledger, of_group(admissions, 0, 3) + of_group(admissions, 1)[:1])
     left_over = {a.trajectory: "surplus" for a in of_group(admissions, 1, 2)}
     assert cut(ledger) == ([0, 3], left_over)
+
+
+# --- shares ----------------------------------------------------------------------------------------
+
+
+def two_tasks(**given: object) -> tuple[Ledger, list[Admission], list[Admission]]:
+    """A ledger whose batch of two is asked for at 0.0, and the trajectories of its quick and its slow task."""
+    ledger = make_ledger(Task("quick"), Task("slow"), group_size=1, **given)
+    admissions = ledger.admit(0.0, PLENTY)
+    assert ledger.cut_batch(0.0) is None
+    return ledger, [a for a in admissions if a.task == 0], [a for a in admissions if a.task == 1]
+
+
+def tasks_of(result: tuple[Batch, list[Cancel]] | None) -> list[int]:
+    assert result is not None
+    return [item.task for item in result[0].items]
+
+
+def test_a_batch_waits_for_the_share_of_a_slow_task() -> None:
+    ledger, quick, slow = two_tasks()
+    finish(ledger, quick)
+    assert ledger.cut_batch(10.0) is None
+    assert "held for the share of 'slow', for 4.0 s more at most" in ledger.waiting_for(16.0)
+    finish(ledger, slow[:1])
+    assert tasks_of(ledger.cut_batch(16.0)) == [0, 1]
+
+
+@pytest.mark.parametrize(("patience", "until"), [(0.0, 10.0), (1.0, 20.0), (2.0, 30.0)])
+def test_a_batch_is_held_in_proportion_to_the_time_it_has_taken(patience: float, until: float) -> None:
+    ledger, quick, _ = two_tasks(share_patience=patience)
+    finish(ledger, quick)
+    if patience:
+        assert ledger.cut_batch(10.0) is None and ledger.cut_batch(until - 0.1) is None
+        assert ledger.next_wakeup(until - 0.1) == until
+    assert tasks_of(ledger.cut_batch(until)) == [0, 0]
+
+
+def test_a_task_waited_for_in_vain_is_passed_over_until_it_delivers() -> None:
+    ledger = make_ledger(Task("quick"), Task("slow"), group_size=1, total_steps=20)
+    now, held, slow = 0.0, [], []
+    ledger.cut_batch(now)
+    for step in range(12):
+        ledger.installed(step)
+        admissions = ledger.admit(now, PLENTY)
+        slow += [a for a in admissions if a.task == 1]
+        finish(ledger, [a for a in admissions if a.task == 0], step)
+        if step == 6:  # of its two groups one is delivered: it is waited for once more
+            finish(ledger, slow[:1], step)
+        now += 1.0
+        if ledger.cut_batch(now) is None:
+            held.append(step)
+            now += 1.0
+            assert ledger.cut_batch(now) is not None
+    assert held == [0, 7]
+
+
+def test_a_batch_is_not_held_for_a_task_that_has_nothing_under_way_or_rests() -> None:
+    ledger, quick, slow = two_tasks(alpha=0, retry_attempts=1, backoff_s=60.0)
+    finish(ledger, quick)
+    assert ledger.cut_batch(10.0) is None
+    fail_group(ledger, slow[0], 10.0)
+    (another,) = ledger.admit(10.0, PLENTY)
+    assert another.task == 0
+    finish(ledger, [another])
+    assert tasks_of(ledger.cut_batch(10.0)) == [0, 0]
+
+
+def test_fractions_of_a_seat_are_owed_to_later_batches() -> None:
+    ledger = make_ledger(Task("a", 3.0), Task("b"), group_size=1, groups_per_batch=2, alpha=0)
+    batches = []
+    for step in range(4):
+        finish(ledger, ledger.admit(0.0, PLENTY), step)
+        batches.append(tasks_of(ledger.cut_batch(0.0)))
+        ledger.installed(step + 1)
+    assert Counter(task for batch in batches for task in batch) == {0: 6, 1: 2}
 
 
 # --- staleness -------------------------------------------------------------------------------------
@@ -246,7 +321,7 @@ def test_a_failed_member_is_replaced_after_a_back_off_and_its_group_goes_on(stat
     assert (again.group, again.member, again.attempt) == (first.group, first.member, 1)
     assert again.env_seed == first.env_seed and again.sample_seed != first.sample_seed
     ledger.finished(again.trajectory, 0.5, 0)
-    result = ledger.cut_batch()
+    result = ledger.cut_batch(0.0)
     assert result is not None
     assert [item.trajectory for item in result[0].items] == [again.trajectory, second.trajectory]
 
@@ -282,7 +357,7 @@ def test_a_member_given_up_costs_no_group_that_has_members_to_spare() -> None:
     members = ledger.admit(0.0, PLENTY)
     assert fail_group(ledger, members[0], 0.0) == []
     finish(ledger, members[1:])
-    assert ledger.cut_batch() is not None
+    assert ledger.cut_batch(0.0) is not None
 
 
 def test_the_rest_of_a_task_doubles_until_a_group_of_it_is_complete() -> None:
@@ -413,6 +488,7 @@ def test_contradictions_are_errors_that_name_the_trajectory() -> None:
         ({"mode": "one_off", "alpha": 2}, "mode 'one_off' requires alpha 1, not 2"),
         ({"group_size": 0}, "group_size must be at least 1"),
         ({"alpha": -1}, "alpha must not be negative"),
+        ({"share_patience": -1.0}, "share_patience must not be negative"),
         ({"backoff_s": 0.0}, "backoff_s must be positive"),
         ({"backoff_s": 90.0}, "at most backoff_max_s"),
     ],

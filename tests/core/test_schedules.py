@@ -25,6 +25,7 @@ def random_rules(random: Random, **given: object) -> Rules:
         mode=mode,
         redundant_groups=random.choice((0, 0, 1, 2)),
         redundant_members=random.choice((0, 0, 1, 2)),
+        share_patience=random.choice((0.0, 0.5, 1.0, 1.0, 5.0)),
         retry_attempts=random.randint(1, 4),
         backoff_s=random.choice((0.01, 0.1, 1.0)),
         backoff_max_s=5.0,
@@ -144,6 +145,31 @@ def test_a_task_that_always_times_out_stops_no_other(mode: str) -> None:
         tasks = [Task("hangs", weight=5.0), Task("sound")]
         run = simulate(rules, tasks, [Behaviour(hangs=1.0), Behaviour()], World(slots=64), seed=seed)
         assert {item.task for batch in run.ledger.batches for item in batch.items} == {1}
+
+
+def mixed(patience: float, slow_s: float) -> tuple[float, float, float]:
+    """A quick task of weight 3 beside a slow one of weight 1; the trainer takes a second a batch.
+
+    Returns the slow task's share of what was consumed, stale trajectories and seconds; means of 20 runs.
+    """
+    rules = Rules(group_size=2, groups_per_batch=8, total_steps=30, alpha=1, share_patience=patience)
+    behaviours = [Behaviour(reset_s=0.0, episode_s=0.05), Behaviour(reset_s=0.0, episode_s=slow_s)]
+    tasks = [Task("quick", 3.0), Task("slow")]
+    runs = [simulate(rules, tasks, behaviours, World(slots=64), seed) for seed in range(20)]
+    consumed = [item.task for run in runs for batch in run.ledger.batches for item in batch.items]
+    stale = sum(run.ledger.statuses["stale"] for run in runs) / len(runs)
+    return sum(consumed) / len(consumed), stale, sum(run.seconds for run in runs) / len(runs)
+
+
+def test_batches_keep_the_shares_of_tasks_though_one_is_slower_than_the_trainer() -> None:
+    (patient, patient_stale, _), (impatient, impatient_stale, _) = mixed(1.0, 0.5), mixed(0.0, 0.5)
+    assert patient > 0.23 and patient > impatient + 0.03
+    assert patient_stale < 0.7 * impatient_stale
+
+
+def test_a_task_that_cannot_keep_its_share_holds_the_others_up_but_a_little() -> None:
+    (_, _, patient_s), (_, _, impatient_s) = mixed(1.0, 20.0), mixed(0.0, 20.0)
+    assert patient_s < 1.1 * impatient_s
 
 
 def test_a_task_that_hangs_for_ever_without_time_out_leaves_the_others_their_share_of_the_window() -> None:

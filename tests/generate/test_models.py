@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hpc_rollart.generate.transformers_engine import TransformersEngine
 from hpc_rollart.messages import Sampling
@@ -70,3 +71,14 @@ def test_a_model_with_other_attention_is_refused_at_once(
 ) -> None:
     with pytest.raises((NotImplementedError, ValueError), match=reason):
         TransformersEngine(tiny(family, **changes), (), max_context=128)
+
+
+def test_an_attention_that_is_off_by_a_little_is_refused_too() -> None:
+    def sharper(module, query, key, value, mask, scaling, **more):  # type: ignore[no-untyped-def]
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=1.1 * scaling, **more)
+
+    AttentionInterface.register("sharper", sharper)
+    model = tiny("qwen3")
+    model.set_attn_implementation("sharper")
+    with pytest.raises(ValueError, match="attention is not the ordinary one"):
+        TransformersEngine(model, (), max_context=128)

@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hpc_rollart.train.batch import Sample
-from hpc_rollart.train.learner import AlgorithmSettings, Learner, parameter_groups, split_groups
+from hpc_rollart.models.forward import parameter_groups
+from hpc_rollart.train.learner import AlgorithmSettings, Learner, split_groups
 from hpc_rollart.train.objective import token_logprobs
 
 VOCABULARY = 24

@@ -52,18 +52,17 @@ class ChatTokenizer:
         turn_end = {behind[self._end - 1]} if self._end else set()
         self.eos_ids: frozenset[int] = frozenset(declared | turn_end)
 
-    def first(self, system: str | None, observation: str) -> list[int]:
+    def first(self, observation: str) -> list[int]:
         """Tokens of the first prompt, up to where the assistant begins to speak.
+
+        The template may put a system message of its own in front.
 
         Parameters
         ----------
-        system
-            System message; None leaves it to the template, which may have one of its own.
         observation
             What the policy is told first.
         """
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        return self._tokens(self._render([*messages, {"role": "user", "content": observation}]))
+        return self._tokens(self._render([{"role": "user", "content": observation}]))
 
     def next(self, observation: str, ended_with_eos: bool) -> list[int]:
         """Tokens that follow the sampled ones, up to where the assistant speaks again.

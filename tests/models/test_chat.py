@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hpc_rollart.rollout.chat import ChatTokenizer
+from hpc_rollart.models.chat import ChatTokenizer
 
 # The templates of the families, shortened to what text conversations use.
 CHATML = (
@@ -88,7 +88,7 @@ def test_turn_by_turn_gives_the_tokens_of_the_whole_conversation(
     # A template that trims or cuts what was said tells another conversation than the one that took place.
     says = [text.strip() for text in says]
     messages = [{"role": "user", "content": observations[0]}]
-    ids = chat.first(None, observations[0])
+    ids = chat.first(observations[0])
     for said, observation in zip(says, observations[1:], strict=False):
         ids += tokenizer(said, add_special_tokens=False)["input_ids"] + tokenizer.convert_tokens_to_ids([end])
         ids += chat.next(observation, ended_with_eos=True)
@@ -122,18 +122,14 @@ def test_a_turn_ends_at_the_templates_token_or_a_declared_one(family: str) -> No
 def test_a_template_of_plain_text_works_though_nothing_in_it_ends_a_turn() -> None:
     tokenizer = tokenizer_of(PLAIN, "</s>")
     chat = ChatTokenizer(tokenizer)
-    assert tokenizer.decode(chat.first(None, "hello")) == "user: hello\nassistant: "
+    assert tokenizer.decode(chat.first("hello")) == "user: hello\nassistant: "
     assert tokenizer.decode(chat.next("more", True)) == "\nuser: more\nassistant: "
     assert chat.eos_ids == {tokenizer.eos_token_id}
 
 
-def test_a_system_message_replaces_the_templates_own() -> None:
+def test_the_templates_own_system_message_comes_first() -> None:
     tokenizer, _ = CASES["chatml"]
-    chat = ChatTokenizer(tokenizer)
-    assert "named SmolLM" in tokenizer.decode(chat.first(None, "x"))
-    assert tokenizer.decode(chat.first("Be brief.", "x")) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert "named SmolLM" in tokenizer.decode(ChatTokenizer(tokenizer).first("x"))
 
 
 def test_an_observation_that_quotes_an_earlier_one_is_told_as_it_is() -> None:
@@ -158,15 +154,15 @@ def test_it_loads_from_a_model_directory_with_its_generation_settings(tmp_path: 
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [extra]}))
     loaded, direct = ChatTokenizer(tmp_path), ChatTokenizer(tokenizer)
     assert loaded.eos_ids == direct.eos_ids | {extra}
-    assert loaded.first(None, "x") == direct.first(None, "x")
+    assert loaded.first("x") == direct.first("x")
     assert loaded.next("x", False) == direct.next("x", False)
 
 
 def test_loading_from_a_directory_imports_no_torch(tmp_path: Path) -> None:
     CASES["chatml"][0].save_pretrained(tmp_path)
     code = (
-        "import sys; from hpc_rollart.rollout.chat import ChatTokenizer; "
-        "ChatTokenizer(sys.argv[1]).first(None, 'x'); assert 'torch' not in sys.modules"
+        "import sys; from hpc_rollart.models.chat import ChatTokenizer; "
+        "ChatTokenizer(sys.argv[1]).first('x'); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
 

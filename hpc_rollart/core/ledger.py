@@ -42,7 +42,7 @@ class Ledger:
     """The rules of a run as a state machine; not thread-safe, never blocks, reads no clock.
 
     The driver calls `admit` after every event that may have made room and `cut_batch` whenever the trainer
-    waits for a batch, both also at `next_wakeup`. All methods cost O(open groups), whatever the length of the run.
+    waits for a batch, both also at `next_wakeup`. All methods cost O(open groups), however long the run.
 
     Parameters
     ----------
@@ -264,10 +264,10 @@ class Ledger:
     def cut_batch(self, now: float) -> tuple[Batch, list[Cancel]] | None:
         """Take the next batch; None while there are too few complete groups, or when all steps are done.
 
-        Also None while the batch is held for the share of a slow task (see `shares`). Of each task, the groups
+        Also None while the batch is held for the share of a slow task (see `shares`). Of each task the groups
         that started at the oldest version go first, then by group. Cutting moves the window on, so it also
-        returns what to cancel: redundant groups it has no room for (`surplus`, the least progressed first) and
-        trajectories that no later batch may hold (`stale`).
+        returns what to cancel: redundant groups that it has no room for (`surplus`, the least progressed
+        first) and trajectories that no later batch may hold (`stale`).
         """
         if self.step >= self.rules.total_steps:
             return None

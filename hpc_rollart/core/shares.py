@@ -128,7 +128,8 @@ class BatchShares:
     def _fill(self, seats: Counter[int], ready: Sequence[tuple[int, int]]) -> list[int]:
         """Take each task's seats, and for those that a task leaves empty the groups that are next in line."""
         left = Counter(seats)
-        own, others = [], []
+        own: list[int] = []
+        others: list[int] = []
         for task, group in ready:
             left[task] -= 1
             (own if left[task] >= 0 else others).append(group)

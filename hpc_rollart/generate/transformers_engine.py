@@ -401,8 +401,8 @@ class TransformersEngine:
                 chunk = Chunk(0, start, stop, 0)
                 logits = self._logits(tokens[start:stop], [], [], [chunk], [stop - start - 1])
         got = logits[-1].float().log_softmax(-1)
-        # Rounding grows with the spread of the log-probs: SmolLM2-135M, of 30 layers, is off by 0.0003 of it in
-        # float32, and an attention of another kind by about as much as the whole.
+        # Rounding grows with the spread of the log-probs: SmolLM2-135M, of 30 layers, is off by 0.0003 of it
+        # in float32, and an attention of another kind by about as much as the whole.
         tolerance = (0.01 if self._dtype == torch.float32 else 0.2) * expected.std().item()
         worst = (got - expected).abs().max().item()
         if not worst <= tolerance:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from envs_cpu.registry import make
+from hpc_rollart.models.chat import ChatTokenizer
 from hpc_rollart.models.forward import hidden_states, parameter_groups
 from hpc_rollart.models.load import ModelError
-from hpc_rollart.models.chat import ChatTokenizer
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""

@@ -48,7 +48,7 @@ class Outcome(Protocol):
 class Chat(Protocol):
     """How turns become tokens; sampled tokens are never re-tokenised."""
 
-    def first(self, system: str | None, observation: str) -> list[int]:
+    def first(self, observation: str) -> list[int]:
         """Tokens of the conversation's beginning, up to where the policy speaks."""
         ...
 

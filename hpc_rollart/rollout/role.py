@@ -32,9 +32,9 @@ from hpc_rollart.messages import (
     Ticket,
     Trajectories,
 )
+from hpc_rollart.models.chat import ChatTokenizer
 from hpc_rollart.rank import RankContext
 from hpc_rollart.reward.inline import RewardFailure, episode_return
-from hpc_rollart.models.chat import ChatTokenizer
 from hpc_rollart.rollout.episode import Episode, EpisodeRules, play
 from hpc_rollart.rollout.workers import EnvFailure, WorkerPool
 from hpc_rollart.store.writer import ShardWriter, TrajectoryRecord, TurnRecord

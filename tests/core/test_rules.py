@@ -177,7 +177,7 @@ def test_under_alpha_0_all_that_is_left_over_of_a_version_is_surplus() -> None:
 
 
 def two_tasks(**given: object) -> tuple[Ledger, list[Admission], list[Admission]]:
-    """A ledger whose batch of two is asked for at 0.0, and the trajectories of its quick and its slow task."""
+    """A ledger asked for a batch of two at 0.0, and the trajectories of its quick and its slow task."""
     ledger = make_ledger(Task("quick"), Task("slow"), group_size=1, **given)
     admissions = ledger.admit(0.0, PLENTY)
     assert ledger.cut_batch(0.0) is None

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hpc_rollart.train.batch import Sample
 from hpc_rollart.models.forward import parameter_groups
+from hpc_rollart.train.batch import Sample
 from hpc_rollart.train.learner import AlgorithmSettings, Learner, split_groups
 from hpc_rollart.train.objective import token_logprobs
 

@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +16,7 @@ from typing import IO, Literal, Self
 from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.launch import mpirun, processes
+from hpc_rollart.launch import scratch as scratches
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
 
@@ -75,8 +74,9 @@ class LocalWorld:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            scratch = _scratch(stack, Path("/tmp"))
-            shared = _scratch(stack, _MEMORY if os.access(_MEMORY, os.W_OK) else Path("/tmp"))
+            scratch = stack.enter_context(scratches.directory(Path("/tmp")))
+            memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path("/tmp")
+            shared = stack.enter_context(scratches.directory(memory))
             # Before the scratch directories go, everybody who may write there must be gone.
             stack.callback(processes.end_all, self._run.run_id, grace_s=1.0)
             log: IO[bytes] = stack.enter_context(open(self._logs / "mpirun.log", "ab"))
@@ -238,9 +238,3 @@ def stop_requests(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _scratch(stack: contextlib.ExitStack, base: Path) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="rollart-", dir=base))
-    stack.callback(shutil.rmtree, path, ignore_errors=True)
-    return path

@@ -203,9 +203,13 @@ class MayInstall(Message):
 
 
 class NextBatch(Message):
-    """Trainer asks for the batch of `step`; answered when it is complete."""
+    """Trainer asks for the batch of `step`; answered when it is complete, or with `NotYet` after a while."""
 
     step: int
+
+
+class NotYet(Message):
+    """The coordinator is well and there is no batch yet: ask again."""
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,7 +284,7 @@ AnyMessage = (
     | FreeSlots | Admit | Finished | Failed | Cancel | Cancelled
     | Generate | Generated | EndRequest
     | Started | Installed | MayInstall
-    | NextBatch | Batch | Fetch | Trajectories | StepDone
+    | NextBatch | NotYet | Batch | Fetch | Trajectories | StepDone
     | Publish | Received
 )  # fmt: skip
 """All that may travel; the mailbox refuses anything else."""

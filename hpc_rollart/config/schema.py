@@ -177,8 +177,9 @@ class Schedule(Section):
     alpha: Annotated[int, Field(ge=0)] = 1
     """Weight versions a trajectory may lag behind when trained on; default 1, in `sync` mode 0."""
     share_patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """How long a batch that others could fill waits for a slow task's share, as a multiple of the time it has
-    taken by then: 1.0 at most doubles it, 0 takes whatever is complete."""
+    """How long a batch that others could fill waits for a slow task's share, as a multiple of the time since
+    the batch before: 1.0 at most doubles it, 0 takes whatever is complete. Never longer than a quarter of
+    `launch.stall_deadline_s`."""
     redundancy: Redundancy = Redundancy()
     """Work started beyond what a batch needs."""
     retry: Retry = Retry()

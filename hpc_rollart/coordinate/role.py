@@ -33,6 +33,7 @@ from hpc_rollart.messages import (
     Installed,
     MayInstall,
     NextBatch,
+    NotYet,
     Started,
     StepDone,
     Stop,
@@ -44,6 +45,8 @@ from hpc_rollart.rank import RankContext, record_failure
 
 _STATUS_EVERY_S = 0.5
 _BYE_AFTER_FAILURE_S = 10.0
+# A batch may take long while things progress; meanwhile the trainer hears that somebody is there.
+_NOT_YET_EVERY_S = 30.0
 
 
 class Coordinator:
@@ -72,6 +75,7 @@ class Coordinator:
         self.byes: set[int] = set()
         self.allowed_version = 0
         self.waiting_trainer: tuple[int, Reply] | None = None
+        self.trainer_asked = 0.0
         self.last_event = time.monotonic()
         self.state = "starting"
         self.failure: tuple[int, str] | None = None
@@ -133,7 +137,7 @@ class Coordinator:
         self.router.release(message.trajectory)
         name = self.config.tasks[task].name
         print(f"{name}: trajectory {message.trajectory} on rank {source}: {message.status}: {message.reason}")
-        self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.time()))
+        self._cancel(self.ledger.failed(message.trajectory, message.status, message.reason, time.monotonic()))
         self.pump()
 
     def on_cancelled(self, _source: int, message: Cancelled) -> None:
@@ -155,6 +159,7 @@ class Coordinator:
     def on_next_batch(self, _source: int, message: NextBatch, reply: Reply) -> None:
         """The trainer wants a batch; it is answered as soon as there is one."""
         self.waiting_trainer = (message.step, reply)
+        self.trainer_asked = time.monotonic()
         self.pump()
 
     def on_step_done(self, _source: int, message: StepDone) -> None:
@@ -184,7 +189,7 @@ class Coordinator:
         """Do everything that the present state allows: answer the trainer, admit new trajectories."""
         if self.state != "running":
             return
-        now = time.time()
+        now = time.monotonic()
         self._answer_trainer(now)
         self._admit(now)
         if self.config.schedule.mode == "one_off":
@@ -193,11 +198,14 @@ class Coordinator:
     def _answer_trainer(self, now: float) -> None:
         if self.waiting_trainer is None:
             return
+        step, reply = self.waiting_trainer
         cut = self.ledger.cut_batch(now)
         if cut is None:
+            if now > self.trainer_asked + _NOT_YET_EVERY_S:
+                self.waiting_trainer = None
+                reply(NotYet())
             return
         batch, cancels = cut
-        step, reply = self.waiting_trainer
         assert step == batch.step
         self.waiting_trainer = None
         items = [
@@ -220,6 +228,7 @@ class Coordinator:
     def _admit(self, now: float) -> None:
         """Send each new ticket to the env rank with the most room; the router picks its replica."""
         tickets: dict[int, list[Ticket]] = {}
+        t_admitted = time.time()
         for leave in self.ledger.admit(now, sum(self.free_slots.values())):
             rank = max(self.free_slots, key=lambda r: (self.free_slots[r], -r))
             self.free_slots[rank] -= 1
@@ -236,7 +245,7 @@ class Coordinator:
                     sample_seed=leave.sample_seed,
                     pool=route.pool,
                     generator=route.replica,
-                    t_admitted=now,
+                    t_admitted=t_admitted,
                 )
             )
         for rank, batch in tickets.items():
@@ -321,12 +330,12 @@ class Coordinator:
         budget = self.config.run.time_budget
         self.pump()
         while not self.end.is_set():
-            now = time.time()
+            now = time.monotonic()
             wakeup = self.ledger.next_wakeup(now)
             await self._pause(min(_STATUS_EVERY_S, max(0.01, (wakeup or now + 1.0) - now)))
             limit_s = self.config.launch.stall_deadline_s
             if time.monotonic() - self.last_event > limit_s:
-                waiting = self.ledger.waiting_for(time.time())
+                waiting = self.ledger.waiting_for(time.monotonic())
                 self.fail(
                     self.context.world.rank,
                     f"nothing progressed for {limit_s:g} s (launch.stall_deadline_s): {waiting}",
@@ -398,6 +407,8 @@ def _rules(config: RunConfig) -> core.Rules:
         redundant_groups=schedule.redundancy.groups,
         redundant_members=schedule.redundancy.members,
         share_patience=schedule.share_patience,
+        # A hold is no stall, and the trainer's own deadline must not end it.
+        share_hold_max_s=config.launch.stall_deadline_s / 4,
         retry_attempts=schedule.retry.attempts,
         backoff_s=schedule.retry.backoff_s,
         backoff_max_s=schedule.retry.backoff_max_s,

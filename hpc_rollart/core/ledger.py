@@ -280,7 +280,8 @@ class Ledger:
         chosen = self._shares.choose(
             self.step,
             now,
-            [(task, group) for _, group, task in ready],
+            # Under alpha 0 this is the last batch for all alike.
+            [(task, group, 0 < self.rules.alpha == self.step - start) for start, group, task in ready],
             {group.task for group in groups if not group.complete},
             self._mix.awake(now),
         )

@@ -1,25 +1,29 @@
 """Which complete groups make the next batch: each task's share, and how long a slow task is waited for.
 
 A batch of whatever is complete first would be a batch of the quickest task, and the groups of the others
-would go stale beside it. So the seats of a batch are given to the tasks by weight, and a batch that others
-could fill waits for a task that is short of its seats. It does not wait for long: at most
-`rules.share_patience` times as long as the batch has taken by then. Nor often: a task that was waited for in
-vain is not waited for in the next 2, 4, 8, ... batches, nor before it has completed another group.
+would go stale beside it. So a task is due a part of every batch by its weight, and a batch that others could
+fill waits for a task that is a whole group short. It does not wait for long: at most `rules.share_patience`
+times as long as the batch has taken by then, and never longer than `rules.share_hold_max_s`. Nor often: a
+task that was waited for in vain is not waited for in the next 2, 4, 8, ... batches, nor before it has
+completed another group.
 """
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from .types import Rules, Task
+
+_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
 class _Record:
     """How a task keeps up."""
 
-    credit: float = 0.0  # seats it is owed, for want of fractions of a seat
-    vain: int = 0  # waits in vain since it last filled its seats
+    owed: float = 0.0  # groups of earlier batches: what it did not get, less what it had beyond its share
+    vain: int = 0  # waits in vain, less the batches since for which it was in time
     retry_step: int = 0
     delivered: bool = True
 
@@ -33,9 +37,9 @@ class BatchShares:
     Parameters
     ----------
     tasks
-        The mix; seats are shared by weight among the tasks that do not rest.
+        The mix; a batch is shared by weight among the tasks.
     rules
-        `groups_per_batch` is the number of seats.
+        `groups_per_batch`, `share_patience` and `share_hold_max_s` are read.
     """
 
     def __init__(self, tasks: Sequence[Task], rules: Rules) -> None:
@@ -43,7 +47,7 @@ class BatchShares:
         self._rules = rules
         self._records = [_Record() for _ in tasks]
         self._began: float | None = None  # when the last batch was cut, or the first one asked for
-        self._full_since: float | None = None  # since when others could fill the next one
+        self._full_since: float | None = None  # when the trainer waited and this batch could first be cut
         self._held_for: list[int] = []
 
     def completed(self, task: int) -> None:
@@ -54,7 +58,7 @@ class BatchShares:
         self,
         step: int,
         now: float,
-        ready: Sequence[tuple[int, int]],
+        ready: Sequence[tuple[int, int, bool]],
         pending: Collection[int],
         awake: Sequence[int],
     ) -> list[int] | None:
@@ -63,39 +67,41 @@ class BatchShares:
         Parameters
         ----------
         ready
-            Task and id of each complete group, those to be consumed first in front.
+            Task and id of each complete group, and whether this is the last batch that may hold it; those to
+            be consumed first in front.
         pending
             Tasks that have an open group that is not complete.
         awake
-            Tasks that do not rest; only they have seats.
+            Tasks that do not rest. One that rests is due a part only while it has complete groups, and is
+            never waited for.
         """
         if self._began is None:
             self._began = now
         self._held_for = []
         if len(ready) < self._rules.groups_per_batch:
+            self._full_since = None
             return None
         if self._full_since is None:
             self._full_since = now
-        seats, credits = self._seats(awake)
-        have = Counter(task for task, _ in ready)
+        have = Counter(task for task, _, _ in ready)
+        shares = self._shares({*awake, *have})
+        due = {task: int(self._records[task].owed + share + _ROUNDING) for task, share in shares.items()}
+        chosen, filler = self._fill(ready, due)
+        # What a task missed earlier it gets once it is there; nobody waits for more than one batch's share.
+        expected = {task: min(due[task], max(1, ceil(share - _ROUNDING))) for task, share in shares.items()}
         late = [
             task
-            for task, count in seats.items()
-            if have[task] < count and task in pending and self._records[task].waited_for(step)
+            for task in awake
+            if have[task] < expected[task] and task in pending and self._records[task].waited_for(step)
         ]
-        if late and now < self._deadline():
+        if late and filler and now < self._deadline():
             self._held_for = late
             return None
-        for task, record in enumerate(self._records):
-            record.credit = credits[task]
-            if task in late:
-                record.vain += 1
-                record.retry_step = step + 1 + 2 ** min(record.vain, 30)
-                record.delivered = False
-            elif have[task] >= seats[task] > 0:
-                record.vain = 0
+        in_time = [task for task, count in expected.items() if 0 < count <= have[task]]
+        self._judge(step, late if filler else [], in_time)
+        self._settle(shares, Counter(task for task, _ in chosen))
         self._began, self._full_since = now, None
-        return self._fill(seats, ready)
+        return sorted(group for _, group in chosen)
 
     def next_wake(self, now: float) -> float | None:
         """When the batch that is held will have waited long enough; None if none is."""
@@ -110,27 +116,44 @@ class BatchShares:
 
     def _deadline(self) -> float:
         assert self._began is not None and self._full_since is not None
-        return self._full_since + self._rules.share_patience * (self._full_since - self._began)
+        patience = self._rules.share_patience * (self._full_since - self._began)
+        return self._full_since + min(patience, self._rules.share_hold_max_s)
 
-    def _seats(self, awake: Sequence[int]) -> tuple[Counter[int], list[float]]:
-        """Give out the seats by smooth weighted round robin, and the credits that are left after it."""
-        credits = [record.credit for record in self._records]
-        total = sum(self._tasks[task].weight for task in awake)
-        seats: Counter[int] = Counter()
-        for _ in range(self._rules.groups_per_batch if awake else 0):
-            for task in awake:
-                credits[task] += self._tasks[task].weight / total
-            seat = max(awake, key=lambda task: (credits[task], -task))
-            credits[seat] -= 1.0
-            seats[seat] += 1
-        return seats, credits
+    def _shares(self, tasks: Collection[int]) -> dict[int, float]:
+        """Groups of a batch by task, in proportion to weight."""
+        total = sum(self._tasks[task].weight for task in tasks)
+        size = self._rules.groups_per_batch
+        return {task: self._tasks[task].weight / total * size for task in sorted(tasks)}
 
-    def _fill(self, seats: Counter[int], ready: Sequence[tuple[int, int]]) -> list[int]:
-        """Take each task's seats, and for those that a task leaves empty the groups that are next in line."""
-        left = Counter(seats)
-        own: list[int] = []
-        others: list[int] = []
-        for task, group in ready:
+    def _fill(
+        self, ready: Sequence[tuple[int, int, bool]], due: dict[int, int]
+    ) -> tuple[list[tuple[int, int]], int]:
+        """Choose (task, group) for a whole batch, and count those that took the place of others' shares.
+
+        What would go stale otherwise comes first, then what each task is due, then whatever is next in line.
+        """
+        left = Counter(due)
+        ranked = []
+        for task, group, last in sorted(ready, key=lambda entry: not entry[2]):
+            ranked.append((not last, left[task] <= 0, task, group))
             left[task] -= 1
-            (own if left[task] >= 0 else others).append(group)
-        return sorted(own + others[: self._rules.groups_per_batch - len(own)])
+        chosen = sorted(ranked, key=lambda entry: entry[:2])[: self._rules.groups_per_batch]
+        filler = sum(may_wait and beyond for may_wait, beyond, _, _ in chosen)
+        return [(task, group) for _, _, task, group in chosen], filler
+
+    def _judge(self, step: int, late: list[int], in_time: list[int]) -> None:
+        """Remember who was waited for in vain, and who was not."""
+        for task in late:
+            record = self._records[task]
+            record.vain += 1
+            record.retry_step = step + 1 + 2 ** min(record.vain, 30)
+            record.delivered = False
+        for task in in_time:
+            self._records[task].vain = max(0, self._records[task].vain - 1)
+
+    def _settle(self, shares: dict[int, float], taken: Counter[int]) -> None:
+        """Carry over what each task is owed, at most for one batch, so that none bursts after a gap."""
+        for task, record in enumerate(self._records):
+            share = shares.get(task, 0.0)
+            bound = max(1.0, share)
+            record.owed = max(-bound, min(bound, record.owed + share - taken[task]))

@@ -48,7 +48,9 @@ class Rules:
         Extra groups admitted per batch, extra members dispatched per group; what comes in last is cancelled.
     share_patience
         How long a batch that could be cut waits for a task that is short of its share, as a multiple of the
-        time that the batch has taken by then; see `shares`.
+        time since the batch before was cut; see `shares`.
+    share_hold_max_s
+        The longest such wait in seconds.
     retry_attempts
         A member that failed this often is given up.
     backoff_s, backoff_max_s
@@ -65,6 +67,7 @@ class Rules:
     redundant_groups: int = 0
     redundant_members: int = 0
     share_patience: float = 1.0
+    share_hold_max_s: float = float("inf")
     retry_attempts: int = 3
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
@@ -73,7 +76,7 @@ class Rules:
         for name in ("group_size", "groups_per_batch", "total_steps", "retry_attempts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("alpha", "redundant_groups", "redundant_members", "share_patience"):
+        for name in ("alpha", "redundant_groups", "redundant_members", "share_patience", "share_hold_max_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
         if not 0.0 < self.backoff_s <= self.backoff_max_s:

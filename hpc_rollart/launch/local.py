@@ -74,9 +74,9 @@ class LocalWorld:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            scratch = stack.enter_context(scratches.directory(Path("/tmp")))
+            scratch = stack.enter_context(scratches.directory(Path("/tmp"), self._run.run_id))
             memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path("/tmp")
-            shared = stack.enter_context(scratches.directory(memory))
+            shared = stack.enter_context(scratches.directory(memory, self._run.run_id))
             # Before the scratch directories go, everybody who may write there must be gone.
             stack.callback(processes.end_all, self._run.run_id, grace_s=1.0)
             log: IO[bytes] = stack.enter_context(open(self._logs / "mpirun.log", "ab"))

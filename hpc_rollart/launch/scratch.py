@@ -3,61 +3,103 @@
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from hpc_rollart.launch import processes
+from hpc_rollart.launch.mpirun import LaunchError
+
 _PREFIX, _LOCK = "rollart-", "owner.lock"
+_NAME = re.compile(r"rollart-[a-z0-9_]{8}")  # as tempfile makes them
+_TRIES = 10
 
 
 @contextlib.contextmanager
-def directory(base: Path) -> Iterator[Path]:
+def directory(base: Path, run_id: str) -> Iterator[Path]:
     """Make a directory under `base` that only this user may enter, and remove it at the end.
 
     While it is in use its lock is held. A launcher that dies of SIGKILL leaves its directory, but not its
-    lock: so whoever makes the next one on this machine removes it.
+    lock: so whoever makes the next one on this machine removes it, once the processes of its run are gone.
+
+    Raises
+    ------
+    LaunchError
+        The file system refuses.
     """
-    _remove_abandoned(base)
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        lock = _lock(path, "x")
-        if lock is not None:
-            break
-        # Another launcher took it for abandoned in the instant before it was locked.
+    try:
+        _remove_abandoned(base)
+        path, lock = _make(base)
+        lock.write(run_id)
+        lock.flush()
+    except OSError as error:
+        raise LaunchError(
+            f"cannot make a scratch directory under {base}: {error.strerror}; free some space there, or "
+            "mount it with file locks"
+        ) from error
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         lock.close()
+
+
+def _make(base: Path) -> tuple[Path, IO[str]]:
+    for _ in range(_TRIES):
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        try:
+            if lock := _lock(path, "x"):
+                return path, lock
+        except OSError:
+            _remove(path)
+            raise
+        # Another launcher took it for abandoned in the instant before it was locked.
+    raise BlockingIOError(0, f"{_TRIES} were removed at once by another program")
 
 
 def _remove_abandoned(base: Path) -> None:
     """Remove what launchers of this user that are dead left under `base`."""
-    for path in base.glob(f"{_PREFIX}*"):
-        try:
-            if path.is_symlink() or path.stat().st_uid != os.geteuid():
+    for path in base.iterdir():
+        with contextlib.suppress(OSError):  # it went meanwhile, or is not ours
+            if not _NAME.fullmatch(path.name) or path.is_symlink() or path.stat().st_uid != os.geteuid():
                 continue
-        except OSError:
-            continue  # it went meanwhile
-        lock = _lock(path, "r")
-        if lock is not None:
-            shutil.rmtree(path, ignore_errors=True)
-            lock.close()
+            if not (path / _LOCK).exists():
+                path.rmdir()  # only if it is empty: its launcher died before it had the lock
+            elif lock := _lock(path, "r"):
+                if not processes.of_run(lock.read()):
+                    _remove(path)
+                lock.close()
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory and, after all else, its lock: without that nobody would finish the work."""
+    with contextlib.suppress(OSError):
+        for entry in path.iterdir():
+            if entry.name == _LOCK:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(path: Path, mode: str) -> IO[str] | None:
-    """Hold the directory's lock until the file is closed; None if another does, or it is gone."""
+    """Hold the directory's lock until the file is closed; None if another does, or the directory is gone."""
     try:
         file = open(path / _LOCK, mode, encoding="utf-8")  # noqa: SIM115
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         file.close()
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     if not (path / _LOCK).exists():
         file.close()
         return None

@@ -22,6 +22,7 @@ from hpc_rollart.weights.plan import describe, make_plan
 from hpc_rollart.weights.publisher import Publisher
 
 _FETCH_DEADLINE_S = 120.0
+_ANSWER_DEADLINE_S = 300.0
 
 
 @dataclass
@@ -96,15 +97,17 @@ class TrainerRank:
             stopped.cancel()
 
     async def _next_batch(self, step: int) -> Batch:
-        reply = await self.context.mailbox.request(
-            self.context.world.coordinator,
-            NextBatch(step=step),
-            # The coordinator fails the run when nothing progresses for this long, and knows what is missing.
-            deadline_s=2 * self.context.config.launch.stall_deadline_s + 60.0,
-            what=f"the batch of step {step}",
-        )
-        assert isinstance(reply, Batch)
-        return reply
+        while True:
+            # The coordinator ends the run when nothing progresses, and knows what is missing; this deadline
+            # is for one that says nothing at all.
+            reply = await self.context.mailbox.request(
+                self.context.world.coordinator,
+                NextBatch(step=step),
+                deadline_s=_ANSWER_DEADLINE_S,
+                what=f"the batch of step {step}",
+            )
+            if isinstance(reply, Batch):
+                return reply
 
     async def _fetch(self, batch: Batch) -> list[Sample]:
         """Collect the batch's tokens from the env ranks that hold them; in the batch's order."""

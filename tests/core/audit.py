@@ -90,8 +90,11 @@ class AuditedLedger:
         trained_from = self.ledger.step
         if self.cut_at is None:
             self.cut_at = now
-        if self.full_at is None and self.ledger.snapshot().complete >= self.rules.groups_per_batch:
+        if self.ledger.snapshot().complete < self.rules.groups_per_batch:
+            self.full_at = None
+        elif self.full_at is None:
             self.full_at = now
+        complete = {view.group: view.start_version for view in self.ledger.snapshot().groups if view.complete}
         cut = self.ledger.cut_batch(now)
         if cut is None:
             finished = sum(self.books[trajectory].reward is not None for trajectory in self.live)
@@ -103,6 +106,7 @@ class AuditedLedger:
         self.cut_at, self.full_at = now, None
         self._check_batch(batch, trained_from)
         self._cancels(cancels)
+        self._check_no_waste(complete, {item.group for item in batch.items}, trained_from)
         for trajectory in self.live:
             start = self.books[trajectory].reported
             assert start is None or self.ledger.step - start <= self.rules.alpha, "stale work left in flight"
@@ -149,11 +153,19 @@ class AuditedLedger:
         assert wakeup is None or wakeup > now
 
     def _may_be_held(self, now: float) -> bool:
-        """Whether the batch waits for a task that has work under way, and not for too long."""
+        """Whether the batch waits for a task that has work under way and lacks a group, and not too long."""
+        rules = self.rules
         assert self.cut_at is not None and self.full_at is not None
-        patience = self.rules.share_patience * (self.full_at - self.cut_at)
-        under_way = {view.task for view in self.ledger.snapshot().groups if not view.complete}
-        return now < self.full_at + patience and bool(under_way) and len(self.tasks) > 1
+        patience = min(rules.share_patience * (self.full_at - self.cut_at), rules.share_hold_max_s)
+        groups = self.ledger.snapshot().groups
+        complete = Counter(view.task for view in groups if view.complete)
+        awake = set(self.ledger._mix.awake(now))
+        total = sum(self.tasks[task].weight for task in awake | complete.keys())
+        for task in awake & {view.task for view in groups if not view.complete}:
+            share = rules.groups_per_batch * self.tasks[task].weight / total
+            if complete[task] < max(1.0, share):
+                return now < self.full_at + patience
+        return False
 
     def _check_batch(self, batch: Batch, trained_from: int) -> None:
         rules = self.rules
@@ -175,6 +187,12 @@ class AuditedLedger:
             self._end(item.trajectory, "ok")
         self.batches.append(batch)
         self.log.append(batch)
+
+    def _check_no_waste(self, complete: dict[int, int | None], taken: set[int], trained_from: int) -> None:
+        """No complete group went stale in favour of one that could have waited."""
+        last = {group for group, start in complete.items() if start == trained_from - self.rules.alpha}
+        if self.rules.alpha and last - taken:
+            assert taken <= last, "a complete group went stale and a newer one was taken"
 
     def _cancels(self, cancels: list[Cancel]) -> list[Cancel]:
         for cancel in cancels:

@@ -208,23 +208,40 @@ def test_a_batch_is_held_in_proportion_to_the_time_it_has_taken(patience: float,
     assert tasks_of(ledger.cut_batch(until)) == [0, 0]
 
 
-def test_a_task_waited_for_in_vain_is_passed_over_until_it_delivers() -> None:
-    ledger = make_ledger(Task("quick"), Task("slow"), group_size=1, total_steps=20)
+def holds(steps: int, slow_groups: int) -> list[int]:
+    """The steps held for a task that is due 2 groups of 4 and delivers `slow_groups` each from step 3 on."""
+    ledger = make_ledger(
+        Task("quick"), Task("slow"), group_size=1, groups_per_batch=4, total_steps=steps + 2, alpha=3
+    )
     now, held, slow = 0.0, [], []
     ledger.cut_batch(now)
-    for step in range(12):
+    for step in range(steps):
         ledger.installed(step)
         admissions = ledger.admit(now, PLENTY)
         slow += [a for a in admissions if a.task == 1]
         finish(ledger, [a for a in admissions if a.task == 0], step)
-        if step == 6:  # of its two groups one is delivered: it is waited for once more
-            finish(ledger, slow[:1], step)
+        if step >= 3:
+            finish(ledger, slow[:slow_groups], step)
+            del slow[:slow_groups]
         now += 1.0
         if ledger.cut_batch(now) is None:
             held.append(step)
+            assert ledger.cut_batch(now + 0.9) is None
             now += 1.0
             assert ledger.cut_batch(now) is not None
-    assert held == [0, 7]
+    return held
+
+
+def test_a_task_that_delivers_nothing_is_waited_for_once() -> None:
+    assert holds(30, 0) == [0]
+
+
+def test_a_task_waited_for_in_vain_is_passed_over_for_2_then_4_then_8_batches() -> None:
+    assert holds(36, 1) == [0, 3, 8, 17, 34]
+
+
+def test_a_task_that_is_back_in_time_is_not_held_for() -> None:
+    assert holds(30, 2) == [0]
 
 
 def test_a_batch_is_not_held_for_a_task_that_has_nothing_under_way_or_rests() -> None:
@@ -238,7 +255,37 @@ def test_a_batch_is_not_held_for_a_task_that_has_nothing_under_way_or_rests() ->
     assert tasks_of(ledger.cut_batch(10.0)) == [0, 0]
 
 
-def test_fractions_of_a_seat_are_owed_to_later_batches() -> None:
+def test_no_hold_is_longer_than_its_bound() -> None:
+    ledger, quick, _ = two_tasks(share_hold_max_s=3.0)
+    finish(ledger, quick)
+    assert ledger.cut_batch(10.0) is None
+    assert ledger.next_wakeup(10.0) == 13.0
+    assert tasks_of(ledger.cut_batch(13.0)) == [0, 0]
+
+
+def test_what_a_task_missed_it_gets_in_the_next_batch() -> None:
+    ledger, quick, slow = two_tasks(groups_per_batch=4, alpha=2)
+    finish(ledger, quick)
+    finish(ledger, slow[:1])
+    assert ledger.cut_batch(1.0) is None
+    assert sorted(tasks_of(ledger.cut_batch(2.0))) == [0, 0, 0, 1]
+    finish(ledger, slow)
+    ledger.installed(1)
+    finish(ledger, [a for a in ledger.admit(2.0, PLENTY) if a.task == 0], 1)
+    assert sorted(tasks_of(ledger.cut_batch(2.0))) == [0, 1, 1, 1]
+
+
+def test_a_complete_group_that_would_go_stale_comes_before_what_a_task_is_due() -> None:
+    ledger = make_ledger(Task("a", 10.0), Task("b"), Task("c"), group_size=1)
+    for step in range(8):
+        finish(ledger, ledger.admit(float(step), PLENTY), step)
+        result = ledger.cut_batch(float(step))
+        assert result is not None and not result[1]
+        ledger.installed(step + 1)
+    assert ledger.counts()["stale"] == 0
+
+
+def test_fractions_of_a_group_are_owed_to_later_batches() -> None:
     ledger = make_ledger(Task("a", 3.0), Task("b"), group_size=1, groups_per_batch=2, alpha=0)
     batches = []
     for step in range(4):

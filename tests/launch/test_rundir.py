@@ -86,6 +86,6 @@ def test_directory_without_write_permission_is_refused() -> None:
     # Not in tmp_path, which lies in a folder that only its owner may enter.
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o555)
-        with not_as_root(), pytest.raises(ConfigError, match="is not writable"):
+        with not_as_root(), pytest.raises(ConfigError, match=f"{directory} is not writable"):
             rundir.create(make_config(Path(directory)), [])
         assert not any(Path(directory).iterdir())

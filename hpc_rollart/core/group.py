@@ -81,6 +81,11 @@ class Group:
         """The version that sampled the group's oldest first token; None before any."""
         return min((m.start_version for m in self.members if m.start_version is not None), default=None)
 
+    @property
+    def troubled(self) -> bool:
+        """Whether a member has failed, so that its replacement may be long in coming."""
+        return any(member.failures for member in self.members)
+
     def too_old(self, oldest: int) -> list[Member]:
         """Members whose trajectory started before version `oldest`."""
         return [m for m in self.members if m.start_version is not None and m.start_version < oldest]

@@ -278,11 +278,10 @@ class Ledger:
             if group.complete and (start := group.start_version) is not None and start >= self._oldest()
         )
         chosen = self._shares.choose(
-            self.step,
             now,
             # Under alpha 0 this is the last batch for all alike.
             [(task, group, 0 < self.rules.alpha == self.step - start) for start, group, task in ready],
-            {group.task for group in groups if not group.complete},
+            {group.task for group in groups if not (group.complete or group.troubled)},
             self._mix.awake(now),
         )
         if chosen is None:

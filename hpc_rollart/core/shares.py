@@ -3,9 +3,9 @@
 A batch of whatever is complete first would be a batch of the quickest task, and the groups of the others
 would go stale beside it. So a task is due a part of every batch by its weight, and a batch that others could
 fill waits for a task that is a whole group short. It does not wait for long: at most `rules.share_patience`
-times as long as the batch has taken by then, and never longer than `rules.share_hold_max_s`. Nor often: a
-task that was waited for in vain is not waited for in the next 2, 4, 8, ... batches, nor before it has
-completed another group.
+times as long as the batch has taken by then, and never longer than `rules.share_hold_max_s`. Nor often: no
+task makes the others wait in vain for more than a tenth of the time, and one that was waited for in vain is
+not waited for again before it has completed a group. Nobody waits for the retry of what has failed.
 """
 
 from collections import Counter
@@ -17,18 +17,17 @@ from .types import Rules, Task
 
 _ROUNDING = 1e-9
 
+VAIN_PART = 0.1
+"""Part of the time that the batches may spend waiting for a task that is then not there."""
+
 
 @dataclass(slots=True)
 class _Record:
     """How a task keeps up."""
 
     owed: float = 0.0  # groups of earlier batches: what it did not get, less what it had beyond its share
-    vain: int = 0  # waits in vain, less the batches since for which it was in time
-    retry_step: int = 0
-    delivered: bool = True
-
-    def waited_for(self, step: int) -> bool:
-        return self.vain == 0 or (self.delivered and step >= self.retry_step)
+    vain_s: float = 0.0  # how long it has been waited for in vain
+    delivered: bool = True  # whether it completed a group since
 
 
 class BatchShares:
@@ -46,7 +45,8 @@ class BatchShares:
         self._tasks = tuple(tasks)
         self._rules = rules
         self._records = [_Record() for _ in tasks]
-        self._began: float | None = None  # when the last batch was cut, or the first one asked for
+        self._first: float | None = None  # when the first batch was asked for
+        self._began = 0.0  # when the last batch was cut, or the first one asked for
         self._full_since: float | None = None  # when the trainer waited and this batch could first be cut
         self._held_for: list[int] = []
 
@@ -56,13 +56,12 @@ class BatchShares:
 
     def choose(
         self,
-        step: int,
         now: float,
         ready: Sequence[tuple[int, int, bool]],
         pending: Collection[int],
         awake: Sequence[int],
     ) -> list[int] | None:
-        """Choose the groups of batch `step`, or None while it is to wait.
+        """Choose the groups of the next batch, or None while it is to wait.
 
         Parameters
         ----------
@@ -70,13 +69,13 @@ class BatchShares:
             Task and id of each complete group, and whether this is the last batch that may hold it; those to
             be consumed first in front.
         pending
-            Tasks that have an open group that is not complete.
+            Tasks that have an incomplete group none of whose members has failed.
         awake
             Tasks that do not rest. One that rests is due a part only while it has complete groups, and is
             never waited for.
         """
-        if self._began is None:
-            self._began = now
+        if self._first is None:
+            self._first = self._began = now
         self._held_for = []
         if len(ready) < self._rules.groups_per_batch:
             self._full_since = None
@@ -92,13 +91,14 @@ class BatchShares:
         late = [
             task
             for task in awake
-            if have[task] < expected[task] and task in pending and self._records[task].waited_for(step)
+            if have[task] < expected[task] and task in pending and self._worth_waiting(task)
         ]
         if late and filler and now < self._deadline():
             self._held_for = late
             return None
-        in_time = [task for task, count in expected.items() if 0 < count <= have[task]]
-        self._judge(step, late if filler else [], in_time)
+        for task in late if filler else ():
+            self._records[task].vain_s += now - self._full_since
+            self._records[task].delivered = False
         self._settle(shares, Counter(task for task, _ in chosen))
         self._began, self._full_since = now, None
         return sorted(group for _, group in chosen)
@@ -114,8 +114,13 @@ class BatchShares:
         names = " and ".join(repr(self._tasks[task].name) for task in self._held_for)
         return [f"held for the share of {names}, for {max(0.0, self._deadline() - now):.1f} s more at most"]
 
+    def _worth_waiting(self, task: int) -> bool:
+        assert self._first is not None and self._full_since is not None
+        record = self._records[task]
+        return record.delivered and record.vain_s <= VAIN_PART * (self._full_since - self._first)
+
     def _deadline(self) -> float:
-        assert self._began is not None and self._full_since is not None
+        assert self._full_since is not None
         patience = self._rules.share_patience * (self._full_since - self._began)
         return self._full_since + min(patience, self._rules.share_hold_max_s)
 
@@ -140,16 +145,6 @@ class BatchShares:
         chosen = sorted(ranked, key=lambda entry: entry[:2])[: self._rules.groups_per_batch]
         filler = sum(may_wait and beyond for may_wait, beyond, _, _ in chosen)
         return [(task, group) for _, _, task, group in chosen], filler
-
-    def _judge(self, step: int, late: list[int], in_time: list[int]) -> None:
-        """Remember who was waited for in vain, and who was not."""
-        for task in late:
-            record = self._records[task]
-            record.vain += 1
-            record.retry_step = step + 1 + 2 ** min(record.vain, 30)
-            record.delivered = False
-        for task in in_time:
-            self._records[task].vain = max(0, self._records[task].vain - 1)
 
     def _settle(self, shares: dict[int, float], taken: Counter[int]) -> None:
         """Carry over what each task is owed, at most for one batch, so that none bursts after a gap."""

@@ -4,8 +4,8 @@ A batch of whatever is complete first would be a batch of the quickest task, and
 would go stale beside it. So a task is due a part of every batch by its weight, and a batch that others could
 fill waits for a task that is a whole group short. It does not wait for long: at most `rules.share_patience`
 times as long as the batch has taken by then, and never longer than `rules.share_hold_max_s`. Nor often: no
-task makes the others wait in vain for more than a tenth of the time, and one that was waited for in vain is
-not waited for again before it has completed a group. Nobody waits for the retry of what has failed.
+task makes the others wait in vain for more than a twentieth of the time, and one that was waited for in vain
+is not waited for again before it has completed a group. Nobody waits for the retry of what has failed.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from .types import Rules, Task
 
 _ROUNDING = 1e-9
 
-VAIN_PART = 0.1
+VAIN_PART = 0.05
 """Part of the time that the batches may spend waiting for a task that is then not there."""
 
 

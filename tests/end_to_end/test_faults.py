@@ -11,7 +11,8 @@ from tests.end_to_end.conftest import Run, base_config, complete
 
 FAULTY = "tests.rollout.faulty_envs"
 
-STEPS = 30
+# Long enough that the last batch, which has to wait until a hanging group is given up, counts for little.
+STEPS = 60
 
 # Environment latency, not this machine's speed, sets the pace of every task: 2 turns of 0.2 s and a reset.
 LATENCY = {"turns": 2, "latency_s": 0.2}

@@ -11,7 +11,8 @@ from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.generate.engine import Completion, Engine, Request
 from hpc_rollart.generate.transformers_engine import TransformersEngine
 from hpc_rollart.messages import EndRequest, Generate, Generated, Installed, MayInstall, Started
-from hpc_rollart.models.load import load_model, load_tokenizer
+from hpc_rollart.models.chat import ChatTokenizer
+from hpc_rollart.models.load import load_model
 from hpc_rollart.models.tensors import published_tensors
 from hpc_rollart.observe.timeline import Coalescer
 from hpc_rollart.rank import RankContext
@@ -167,7 +168,9 @@ async def main(context: RankContext, model_dir: Path) -> None:
     model = load_model(model_dir, getattr(torch, config.model.dtype))
     engine = TransformersEngine(
         model,
-        eos_ids={load_tokenizer(model_dir).eos_token_id},
+        # The env ranks end turns by the same rule: a template may end them with another token than the
+        # tokenizer's own.
+        eos_ids=ChatTokenizer(model_dir).eos_ids,
         max_context=config.model.max_context,
         max_requests=part.engine.max_requests,
         prefill_tokens=part.engine.prefill_tokens,

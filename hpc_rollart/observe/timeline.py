@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-CATEGORIES = ("generate", "train", "weights", "wait", "env", "store")
 FLUSH_EVERY_S = 1.0
 # A burst beyond this is written at once, so that memory stays bounded between two timed flushes.
 MAX_BUFFERED = 4096
@@ -33,7 +32,10 @@ class Timeline:
         self._flushed_at = time.time()
 
     def event(self, name: str, cat: str, t: float, d: float, **args: Any) -> None:
-        """Record something that began at `t` (Unix seconds) and took `d` seconds."""
+        """Record something that began at `t` (Unix seconds) and took `d` seconds.
+
+        `cat` is one of generate, train, weights, wait, env and store.
+        """
         self._events.append((name, cat, t, d, args))
         # The event's own end serves as the clock: no system call for most events.
         if t + d - self._flushed_at >= FLUSH_EVERY_S or len(self._events) >= MAX_BUFFERED:

@@ -8,6 +8,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The benchmarks' peer has an environment of its own: its dependencies are not ours.
+RAY := .venv-ray
+RAY_STAMP := $(RAY)/.installed
 export ROLLART_CACHE ?= $(CURDIR)/.cache
 # Processes share the cores: more threads than that only wait for each other.
 export OMP_NUM_THREADS ?= 1
@@ -59,16 +62,21 @@ format: $(STAMP) ## put the code into the project's style
 docs: $(STAMP) ## write docs/configuration.md anew from the schema
 	@$(BIN)/python docs/make_configuration.py
 
-bench: $(STAMP) ## run the benchmarks, each against a named peer
-	@for script in benchmarks/*.py; do
-	  echo "== $$script"
-	  $(BIN)/python "$$script"
-	done
+bench: $(STAMP) $(RAY_STAMP) ## run the benchmarks, each against a named peer
+	@echo "== benchmarks/mailbox.py"
+	$(BIN)/python benchmarks/mailbox.py --ray-python $(RAY)/bin/python
+	echo "== benchmarks/engine.py"
+	$(BIN)/python benchmarks/engine.py
+
+$(RAY_STAMP):
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt ray==2.60.0 numpy msgspec
+	touch $@
 
 submit: ## submit to a Slurm cluster (not in this version)
 	@echo "error: submitting to Slurm is not in this version; run on one machine with make quickstart" >&2
 	exit 2
 
 clean: ## remove what was built and cached; runs/ stays
-	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf $(VENV) $(RAY) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -46,7 +46,7 @@ from hpc_rollart.rank import RankContext, record_failure
 _STATUS_EVERY_S = 0.5
 _BYE_AFTER_FAILURE_S = 10.0
 # A batch may take long while things progress; meanwhile the trainer hears that somebody is there.
-_NOT_YET_EVERY_S = 30.0
+_NOT_YET_EVERY_S = 10.0
 
 
 class Coordinator:

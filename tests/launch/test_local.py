@@ -1,5 +1,6 @@
 """A whole world under real mpirun, with ranks that play a scene: how it ends, and that nothing is left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,27 +15,32 @@ import psutil
 import pytest
 
 from hpc_rollart.config import RunConfig
-from hpc_rollart.launch import local, processes
+from hpc_rollart.launch import local, processes, scratch
 from hpc_rollart.launch.local import LocalWorld, Outcome, run_world
 from hpc_rollart.launch.rundir import RunDir
 
 Make = Callable[..., tuple[RunConfig, RunDir]]
 pytestmark = pytest.mark.timeout(120)
+SCRATCH = ("/tmp", "/dev/shm")
 FAKE = "tests.launch.fake_rank"
 
 
 def play(config: RunConfig, run: RunDir, on_poll: Callable[[LocalWorld], None] = lambda _: None) -> Outcome:
     """Run the scene to its end and check that it left nothing."""
-    before = scratch_folders()
     outcome = run_world(config, run, on_poll, FAKE)
     assert processes.of_run(run.run_id) == []
-    assert scratch_folders() <= before
+    assert not scratch_folders(run)
     return outcome
 
 
-def scratch_folders() -> set[Path]:
-    """Return the scratch folders of all runs that are on this machine now."""
-    return {path for base in ("/tmp", "/dev/shm") for path in Path(base).glob("rollart-*")}
+def scratch_folders(run: RunDir) -> list[Path]:
+    """Return the scratch folders of the run that are on this machine now."""
+    found = []
+    for base in SCRATCH:
+        for lock in Path(base).glob("rollart-*/owner.lock"):
+            with contextlib.suppress(FileNotFoundError):  # that of another run, which ended meanwhile
+                found += [lock.parent] * (lock.read_text() == run.run_id)
+    return found
 
 
 def ranks(run: RunDir) -> list[dict[str, object]]:
@@ -205,17 +211,19 @@ def test_killed_launcher_takes_its_world_with_it(world_of: Make, tmp_path: Path)
         f"run_world(load_resolved(run.path), run, lambda world: None, {FAKE!r})"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(run.path), run.run_id])
-    before = scratch_folders()
     try:
         wait_until(lambda: state(run) == "running", "the world")
+        assert len(scratch_folders(run)) == 2
         child.kill()
         child.wait()
         wait_until(lambda: processes.of_run(run.run_id) == [], "the ranks to go")
     finally:
         child.kill()
         processes.end_all(run.run_id, grace_s=0.0)
-    for path in scratch_folders() - before:
-        path.rmdir()
+    for base in SCRATCH:  # the next launcher clears up
+        with scratch.directory(Path(base), "next"):
+            pass
+    assert not scratch_folders(run)
 
 
 def test_signal_handlers_are_as_before_after_a_run(world_of: Make) -> None:

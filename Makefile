@@ -11,7 +11,6 @@ STAMP := $(VENV)/.installed
 # The benchmarks' peer has an environment of its own: its dependencies are not ours.
 RAY := .venv-ray
 RAY_STAMP := $(RAY)/.installed
-export ROLLART_CACHE ?= $(CURDIR)/.cache
 # Processes share the cores: more threads than that only wait for each other.
 export OMP_NUM_THREADS ?= 1
 
@@ -32,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "error: $$($(PYTHON) --version) is too old; hpc_rollart needs Python 3.11 or newer: make venv PYTHON=python3.11" >&2
 	  exit 2
 	}
+	echo "installing into $(VENV) (about two minutes, 2 GB) ..."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
@@ -77,6 +77,6 @@ submit: ## submit to a Slurm cluster (not in this version)
 	@echo "error: submitting to Slurm is not in this version; run on one machine with make quickstart" >&2
 	exit 2
 
-clean: ## remove what was built and cached; runs/ stays
-	@rm -rf $(VENV) $(RAY) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+clean: ## remove what was built here; runs/ and the models in ~/.cache/hpc_rollart stay
+	@rm -rf $(VENV) $(RAY) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -102,6 +102,8 @@ def training(run: RunDir) -> list[Figure]:
             _line(steps, smooth(values, len(steps) / 12), title, "$line", width=2.5, legend=False),
         ]
         layout = _by_step(steps, "")
+        if not any(values):
+            layout["yaxis"] |= {"range": [0, 1]}  # Plotly would centre a line of zeros between -1 and 1
         found.append(Figure(f"small-{key}", title, "", {"data": data, "layout": layout}, 220))
     return found
 
@@ -203,10 +205,11 @@ def role_times(run: RunDir) -> Figure | None:
     layout = _layout("", "", legend=True)
     layout |= {"barmode": "stack", "bargap": 0.3}
     layout["legend"]["traceorder"] = "normal"
-    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1], "dtick": 0.25}
+    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.005], "dtick": 0.25}
     layout["yaxis"] |= {"autorange": "reversed", "automargin": True, "showgrid": False}
     note = (
-        "Share of the run. Where spans of a rank overlap, the foremost counts: train, generate, weights, env."
+        "Share of the run. What a rank does at once counts as the first of: train, generate, weights, env. "
+        "The coordinator only passes messages and is left out."
     )
     height = 120 + 34 * len(names)
     return Figure("role-times", "Where each rank's time went", note, _spec(data, layout), height, wide=True)

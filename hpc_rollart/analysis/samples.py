@@ -131,6 +131,8 @@ def _bubbles(data: RunData, trajectory: int, messages: list[dict[str, Any]]) -> 
         role, content = str(message.get("role", "?")), str(message.get("content", ""))
         text, cut = content[:MOST_CHARACTERS], max(0, len(content) - MOST_CHARACTERS)
         if role != "assistant" or turn >= len(turns):
+            if not content:
+                continue  # an environment that has nothing to say at the end of an episode
             bubbles.append(Bubble(role, text, cut, sampled=False))
             continue
         own = turns[turn]

@@ -73,13 +73,13 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("schedule", "alpha"),
             f"mode sync trains on fresh trajectories only: alpha is 0, not "
-            f"{schedule.alpha}; remove it or use mode: async",
+            f"{schedule.alpha}; set schedule.alpha to 0, or use mode: async",
         )
     if schedule.mode == "one_off" and schedule.alpha != 1:
         yield Problem(
             ("schedule", "alpha"),
             f"mode one_off works exactly one batch ahead: alpha is 1, not "
-            f"{schedule.alpha}; remove it or use mode: async",
+            f"{schedule.alpha}; set schedule.alpha to 1, or use mode: async",
         )
     if schedule.retry.backoff_max_s < schedule.retry.backoff_s:
         yield Problem(

@@ -205,7 +205,7 @@ def role_times(run: RunDir) -> Figure | None:
     layout = _layout("", "", legend=True)
     layout |= {"barmode": "stack", "bargap": 0.3}
     layout["legend"]["traceorder"] = "normal"
-    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.005], "dtick": 0.25}
+    layout["xaxis"] |= {"tickformat": ".0%", "range": [0, 1.005], "dtick": 0.25, "ticklabeloverflow": "allow"}
     layout["yaxis"] |= {"autorange": "reversed", "automargin": True, "showgrid": False}
     note = (
         "Share of the run. What a rank does at once counts as the first of: train, generate, weights, env. "

@@ -111,9 +111,11 @@ def run(
             outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
         finally:
             display.close()
-    except (KeyboardInterrupt, UserError):
+    except (KeyboardInterrupt, UserError) as error:
         # No rank has started, so nothing is lost, and the same command works once the cause is mended.
         shutil.rmtree(made.path)
+        if isinstance(error, KeyboardInterrupt):
+            print("\ninterrupted before any rank had started; nothing is left of the run", file=sys.stderr)
         raise
     summary(made.path, console, _write_report(made.path, console))
     if outcome.state == "failed":

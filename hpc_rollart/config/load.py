@@ -94,13 +94,16 @@ def _locator(file: str, document: Document, applied: list[_Override], data: Any)
 
     def where(problem: Problem) -> str:
         key = explain.dotted(problem.path, data)
+        also = ""
         for override in reversed(applied):
             below = problem.path[: len(override.path)] == override.path
             above = override.path[: len(problem.path)] == problem.path
             if below or (above and not _holds(document.data, problem.path)):
                 return f"-o {override.text}: {key}: {problem.text}"
+            if above:
+                also = also or f" (with -o {override.text})"
         line = document.line(problem.path)
-        return f"{file}{f':{line}' if line else ''}: {key}: {problem.text}"
+        return f"{file}{f':{line}' if line else ''}: {key}: {problem.text}{also}"
 
     return where
 

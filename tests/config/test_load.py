@@ -127,6 +127,11 @@ def test_override_reaches_sections_the_file_leaves_out(conf: Path) -> None:
     assert load(conf, ["algorithm.clip.high=0.3"]).algorithm.clip.high == 0.3
 
 
+def test_an_override_within_what_is_wrong_is_named_beside_the_line(conf: Path) -> None:
+    (line,) = lines(conf, "tasks.lake.args={}", "tasks.lake.args.sizee=3")
+    assert line.endswith("args.sizee: unknown key; did you mean 'size'? (with -o tasks.lake.args.sizee=3)")
+
+
 def test_later_override_wins(conf: Path) -> None:
     assert load(conf, ["run.seed=1", "run.seed=2"]).run.seed == 2
 

@@ -77,6 +77,8 @@ def _read(path: FilePath) -> Document:
     except yaml.YAMLError as error:
         line, reason = syntax_problem(error)
         raise ConfigError([f"{path}{f':{line}' if line else ''}: not valid YAML: {reason}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: not a config: it is nested too deeply"]) from None
     if not isinstance(document.data, dict):
         raise ConfigError([f"{path}: expected keys such as run, model and tasks at the top"])
     return document
@@ -141,6 +143,8 @@ def _apply_one(data: dict[str, Any], text: str) -> _Override:
         value = parse(raw)
     except yaml.YAMLError as error:
         raise ValueError(f"the value is not valid YAML: {syntax_problem(error)[1]}") from None
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
     here: Any = data
     path: Path = ()
     for depth, key in enumerate(keys):

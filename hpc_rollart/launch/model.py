@@ -27,7 +27,7 @@ def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
         It could not be made; the reason was printed.
     """
     if config.model.path is not None:
-        amend_manifest(run_dir, model_dir=str(Path(config.model.path).expanduser().absolute()))
+        _note(run_dir, Path(config.model.path).expanduser().absolute())
         return
     console.print("preparing the model ...", style="dim", highlight=False)
     # A process of its own: what torch takes in memory and threads is gone before the ranks start.
@@ -74,14 +74,20 @@ def build(config: RunConfig, console: Console) -> Path:
 
 def _main(run_dir: Path) -> int:
     try:
-        path = build(load_resolved(run_dir), Console(stderr=True))
+        _note(run_dir, build(load_resolved(run_dir), Console(stderr=True)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    amend_manifest(run_dir, model_dir=str(path))
     return 0
+
+
+def _note(run_dir: Path, model_dir: Path) -> None:
+    try:
+        amend_manifest(run_dir, model_dir=str(model_dir))
+    except OSError as error:
+        raise ConfigError([f"run.dir: {run_dir} cannot be written: {error.strerror}"]) from None
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memo
         Directory in memory for MPI's shared segments; removed after the run.
     """
     env = {name: value for name, value in base.items() if not name.startswith(_FOREIGN_PREFIXES)}
+    env.setdefault("HOME", str(scratch))  # Open MPI does not start without one
     env |= {
         MARKER: run_id,
         "PYTHONUNBUFFERED": "1",

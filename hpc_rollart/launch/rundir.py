@@ -51,7 +51,13 @@ def check(config: RunConfig) -> Path:
     ConfigError
         It holds another run or other files, or cannot be written.
     """
-    path = Path(config.run.dir).expanduser().absolute()
+    try:
+        path = Path(config.run.dir).expanduser().absolute()
+        str(path).encode("utf-8")  # the files in it name it as text
+        if not config.run.dir or "\0" in config.run.dir:
+            raise ValueError
+    except (RuntimeError, ValueError):
+        raise ConfigError([f"run.dir: {config.run.dir!r} is no path; use one such as runs/first"]) from None
     where = f"run.dir: {path}"
     nearest = path
     while not os.path.lexists(nearest):

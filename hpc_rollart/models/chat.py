@@ -51,6 +51,7 @@ class ChatTokenizer:
         self._end = _turn_end(behind, declared, _special(self._tokenizer))
         turn_end = {behind[self._end - 1]} if self._end else set()
         self.eos_ids: frozenset[int] = frozenset(declared | turn_end)
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()))
 
     def first(self, observation: str) -> list[int]:
         """Tokens of the first prompt, up to where the assistant begins to speak.
@@ -77,6 +78,13 @@ class ChatTokenizer:
         """
         behind = self._behind(observation)
         return behind[self._end :] if ended_with_eos else behind
+
+    def can_fit(self, observation: str, max_context: int) -> bool:
+        """Whether the text may fit into `max_context` tokens, by its length alone.
+
+        Tokenising megabytes takes seconds, during which the other episodes of the rank would stand still.
+        """
+        return len(observation) <= max_context * self._longest_token
 
     def decode(self, ids: list[int]) -> str:
         """Text of sampled tokens, without special tokens; bytes that are no UTF-8 become U+FFFD."""

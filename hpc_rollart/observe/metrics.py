@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from tensorboard.summary import Writer
 
+from hpc_rollart.errors import UserError
+
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -66,8 +68,21 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """All whole lines of ``metrics.jsonl``, in order; none when the file is missing.
 
     A last line that a killed writer left torn is passed over.
+
+    Raises
+    ------
+    UserError
+        Another line is damaged.
     """
     path = Path(run_dir) / METRICS_FILE
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a line of JSON ({error}); remove it to read on") from None
+    return found

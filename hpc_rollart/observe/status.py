@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from hpc_rollart.errors import UserError
+
 STATUS_FILE = "status.json"
 
 
@@ -25,9 +27,18 @@ class StatusFile:
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
-    """The last status written, or None when there is none yet."""
+    """The last status written, or None when there is none yet.
+
+    Raises
+    ------
+    UserError
+        The file is damaged.
+    """
+    path = Path(run_dir) / STATUS_FILE
     try:
-        status: dict[str, Any] = json.loads((Path(run_dir) / STATUS_FILE).read_bytes())
+        status: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); remove it to read on") from None
     return status

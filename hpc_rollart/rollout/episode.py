@@ -56,6 +56,10 @@ class Chat(Protocol):
         """Tokens between one sampled turn and the next."""
         ...
 
+    def can_fit(self, observation: str, max_context: int) -> bool:
+        """Whether so long a text may fit, known without making tokens of it."""
+        ...
+
     def decode(self, ids: list[int]) -> str:
         """Text of sampled tokens."""
         ...
@@ -163,9 +167,9 @@ async def play(
     """
     ticket = episode.ticket
     observation = await environment.reset(ticket.env_seed, rules.reset_s)
-    context = chat.first(observation)
+    context = chat.first(observation) if chat.can_fit(observation, rules.max_context) else None
     for turn in range(rules.max_turns):
-        if len(episode.tokens) + len(context) >= rules.max_context:
+        if context is None or len(episode.tokens) + len(context) >= rules.max_context:
             episode.stop = "max_context"
             return
         episode.messages.append({"role": "user", "content": observation})
@@ -197,5 +201,6 @@ async def play(
             episode.stop = "max_context"
             return
         observation = outcome.observation
-        context = chat.next(observation, ended_with_eos)
+        fits = chat.can_fit(observation, rules.max_context)
+        context = chat.next(observation, ended_with_eos) if fits else None
     episode.stop = "max_turns"

@@ -151,6 +151,7 @@ def test_later_override_wins(conf: Path) -> None:
                                        "not trainer"),
         ("run.steps.more=3", "run.steps is a single value and has no key 'more'"),
         ("run.steps", "expected KEY=VALUE, for example run.steps=100"),
+        ("run.steps=" + "[" * 5000, "the value is nested too deeply"),
         ("run.steps=[", "the value is not valid YAML: expected the node content, but found '<stream end>'"),
     ],
 )  # fmt: skip

@@ -89,3 +89,11 @@ def test_directory_without_write_permission_is_refused() -> None:
         with not_as_root(), pytest.raises(ConfigError, match=f"{directory} is not writable"):
             rundir.create(make_config(Path(directory)), [])
         assert not any(Path(directory).iterdir())
+
+
+@pytest.mark.parametrize("directory", ["", "~nobody-of-this-name/run", "a\0b", "a\udcffb"])
+def test_a_run_directory_that_is_no_path_is_refused(tmp_path: Path, directory: str) -> None:
+    config = make_config(tmp_path)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"dir": directory})})
+    with pytest.raises(ConfigError, match=r"run\.dir: .* is no path"):
+        rundir.create(config, [])

@@ -178,3 +178,12 @@ def test_a_template_that_forgets_earlier_answers_is_refused() -> None:
     forgetful = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     with pytest.raises(ValueError, match="leaves out what the assistant said"):
         ChatTokenizer(tokenizer_of(forgetful, "</s>"))
+
+
+def test_a_text_too_long_for_the_context_is_known_by_its_length_alone() -> None:
+    tokenizer, _ = CASES["chatml"]
+    chat = ChatTokenizer(tokenizer)
+    assert not chat.can_fit("x y " * 2_500_000, 512)
+    longest = max(tokenizer.get_vocab(), key=len)
+    for text in ("", "a board", longest * 20):
+        assert chat.can_fit(text, len(chat.first(text)))

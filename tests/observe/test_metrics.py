@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hpc_rollart.observe.metrics import MetricsWriter, read_metrics
+from hpc_rollart.errors import UserError
+from hpc_rollart.observe.metrics import METRICS_FILE, MetricsWriter, read_metrics
 from hpc_rollart.observe.status import StatusFile, read_status
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +73,9 @@ def test_offline_packages_import_without_torch_or_mpi(package: str):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_damaged_line_is_one_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / METRICS_FILE).write_text('{"step": 0}\n{\n{"step": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a line of JSON"):
+        read_metrics(tmp_path)

@@ -227,7 +227,7 @@ class Task(Section):
     """Environment: a name from docs/environments.md."""
     args: dict[str, Any] = {}
     """Arguments of the environment."""
-    weight: Positive = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
     """Share of the groups that are of this task, relative to the other tasks' weights."""
     affinity: Name | None = None
     """Pool of generators that serves this task; null: any pool."""

@@ -228,7 +228,7 @@ class Task(Section):
     args: dict[str, Any] = {}
     """Arguments of the environment."""
     weight: Annotated[float, Field(gt=0, le=1e9)] = 1.0
-    """Share of the groups that are of this task, relative to the other tasks' weights."""
+    """Share of every batch that is of this task, relative to the other tasks' weights."""
     affinity: Name | None = None
     """Pool of generators that serves this task; null: any pool."""
     max_turns: Count = 16

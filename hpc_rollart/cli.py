@@ -94,7 +94,7 @@ def run(
     from hpc_rollart.launch import rundir
     from hpc_rollart.launch.local import run_world
     from hpc_rollart.launch.model import ensure_model
-    from hpc_rollart.launch.mpirun import find_mpirun
+    from hpc_rollart.launch.mpirun import LaunchError, find_mpirun
     from hpc_rollart.launch.progress import make_display, summary
 
     config = _load(conf, [*(override or []), *([f"run.dir={_quoted(directory)}"] if directory else [])])
@@ -105,18 +105,22 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ensure_model(config, made.path, console)
-        display = make_display(made.path, config.run.name, console, live=not no_progress)
-        try:
-            display.phase(_starting(config))
-            outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
-        finally:
-            display.close()
     except (KeyboardInterrupt, UserError) as error:
         # No rank has started, so nothing is lost, and the same command works once the cause is mended.
         shutil.rmtree(made.path)
         if isinstance(error, KeyboardInterrupt):
             print("\ninterrupted before any rank had started; nothing is left of the run", file=sys.stderr)
         raise
+    display = make_display(made.path, config.run.name, console, live=not no_progress)
+    try:
+        display.phase(_starting(config))
+        # From here on the directory may hold trajectories, and whatever happens it stays.
+        outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
+    except LaunchError:
+        shutil.rmtree(made.path)  # again no rank has started
+        raise
+    finally:
+        display.close()
     summary(made.path, console, _write_report(made.path, console))
     if outcome.state == "failed":
         print(f"\nrun failed: {outcome.message}", file=sys.stderr)

@@ -201,9 +201,7 @@ class Coordinator:
         step, reply = self.waiting_trainer
         cut = self.ledger.cut_batch(now)
         if cut is None:
-            if now > self.trainer_asked + _NOT_YET_EVERY_S:
-                self.waiting_trainer = None
-                reply(NotYet())
+            self._say_not_yet(now)
             return
         batch, cancels = cut
         assert step == batch.step
@@ -224,6 +222,13 @@ class Coordinator:
         self.progress.batch_cut(message)
         reply(message)
         self._cancel(cancels)
+
+    def _say_not_yet(self, now: float) -> None:
+        """Tell a trainer that has waited for a while that there is no batch yet; it asks again."""
+        if self.waiting_trainer is not None and now > self.trainer_asked + _NOT_YET_EVERY_S:
+            _, reply = self.waiting_trainer
+            self.waiting_trainer = None
+            reply(NotYet())
 
     def _admit(self, now: float) -> None:
         """Send each new ticket to the env rank with the most room; the router picks its replica."""
@@ -317,6 +322,7 @@ class Coordinator:
         while not self.end.is_set() and (missing := expected - self.hellos):
             names = ", ".join(world.name_of(rank) for rank in sorted(missing))
             self._write_status(f"waiting for {names}")
+            self._say_not_yet(time.monotonic())  # the trainer may have been ready long before the others
             if time.monotonic() > deadline:
                 seconds = self.config.launch.start_deadline_s
                 self.fail(

@@ -32,9 +32,7 @@ def directory(base: Path, run_id: str) -> Iterator[Path]:
     """
     try:
         _remove_abandoned(base)
-        path, lock = _make(base)
-        lock.write(run_id)
-        lock.flush()
+        path, lock = _make(base, run_id)
     except OSError as error:
         raise LaunchError(
             f"cannot make a scratch directory under {base}: {error.strerror}; free some space there, or "
@@ -47,11 +45,13 @@ def directory(base: Path, run_id: str) -> Iterator[Path]:
         lock.close()
 
 
-def _make(base: Path) -> tuple[Path, IO[str]]:
+def _make(base: Path, run_id: str) -> tuple[Path, IO[str]]:
     for _ in range(_TRIES):
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         try:
             if lock := _lock(path, "x"):
+                lock.write(run_id)
+                lock.flush()
                 return path, lock
         except OSError:
             _remove(path)

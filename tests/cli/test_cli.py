@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hpc_rollart import cli
+from hpc_rollart.launch import local
 from tests.launch.conftest import make_config
 from tests.launch.fake_rank import write_status
 
@@ -120,3 +123,21 @@ def test_completion_script_is_offered() -> None:
     done = call("--show-completion", "bash")
     assert done.returncode == 0
     assert "hpc-rollart" in done.stdout
+
+
+def test_a_run_directory_stays_once_ranks_may_have_written_to_it(
+    conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr(local, "run_world", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cli.run(conf, [f"model={{path: {tmp_path}/model}}"], str(tmp_path / "run"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "run" / "config.yaml").is_file()

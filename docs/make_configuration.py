@@ -10,7 +10,13 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from hpc_rollart.config.schema import Component, EnvComponent, GeneratorComponent, RunConfig
+from hpc_rollart.config.schema import (
+    Component,
+    EnvComponent,
+    GeneratorComponent,
+    RunConfig,
+    TrainerComponent,
+)
 
 PAGE = Path(__file__).with_name("configuration.md")
 _INTRO = """# Configuration
@@ -44,21 +50,22 @@ def page() -> str:
             parts.append(_components())
             continue
         models = _models(field.annotation)
-        parts.append(_table(models[0]))
+        parts.append(_table(models[0]) if models else "")
     return "".join(parts)
 
 
 def _components() -> str:
     text = "\nA mapping from a name of your choice to a component. Keys of every component:\n"
-    common = {"role", "nodes", "ranks_per_node", "cpus_per_rank"}
+    common = set(Component.model_fields)
     text += _table(Component)
     text += (
-        "\nRole `trainer` has no other keys; there is exactly one trainer rank. The first rank of the first\n"
-        "component of role `env` coordinates the run, so that component needs two ranks or more.\n"
+        "\nThere is exactly one trainer rank. The first rank of the first component of role `env` coordinates\n"
+        "the run, so that component needs two ranks or more.\n"
     )
-    for role, model in (("generator", GeneratorComponent), ("env", EnvComponent)):
+    roles = (("trainer", TrainerComponent), ("generator", GeneratorComponent), ("env", EnvComponent))
+    for role, model in roles:
         text += f"\n### Role {role}\n\n{model.__doc__}\n"
-        text += _table(model, only=set(model.model_fields) - common, nested=role == "env")
+        text += _table(model, only=set(model.model_fields) - common, nested=role != "generator")
     return text
 
 

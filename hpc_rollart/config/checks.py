@@ -16,7 +16,12 @@ def across_keys(config: RunConfig) -> list[Problem]:
 
 def on_this_machine(config: RunConfig) -> list[Problem]:
     """Return what keeps the run from starting here: missing files, unknown environments, too many ranks."""
-    return [*_files(config), *_envs(config), *_ranks(config)]
+    return [*_files(config), *_envs(config), *_ranks(config), *_launcher(config)]
+
+
+def on_a_cluster(config: RunConfig) -> list[Problem]:
+    """Return what keeps the run from starting anywhere; nodes and ranks are the cluster's business."""
+    return [*_files(config), *_envs(config)]
 
 
 def default_max_ranks() -> int:
@@ -152,6 +157,14 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
             )
     if config.launch.max_ranks is None and world_size(config) > default_max_ranks():
         yield _too_many(config, default_max_ranks())
+
+
+def _launcher(config: RunConfig) -> Iterator[Problem]:
+    if config.launch.launcher == "srun":
+        yield Problem(
+            ("launch", "launcher"),
+            "srun starts ranks inside a Slurm job only; use mpirun here, or hpc-rollart submit",
+        )
 
 
 def _files(config: RunConfig) -> Iterator[Problem]:

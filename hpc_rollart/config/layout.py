@@ -3,6 +3,7 @@
 Blocks are contiguous and in the order of the file, which is also the order in which they are launched.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,3 +53,12 @@ def pool_of(config: RunConfig, rank: int) -> int:
     if part.role != "generator":
         raise ValueError(f"rank {rank} ({block.component}) is no generator and has no pool")
     return pools(config).index(part.pool)
+
+
+def with_nodes(config: RunConfig, nodes: Mapping[str, int]) -> RunConfig:
+    """Return the config with other numbers of nodes, as for an attempt on the nodes that are left."""
+    parts = {
+        name: part.model_copy(update={"nodes": nodes.get(name, part.nodes)})
+        for name, part in config.components.items()
+    }
+    return config.model_copy(update={"components": parts})

@@ -4,17 +4,19 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hpc_rollart.config import checks, explain
 from hpc_rollart.config.problem import ConfigError, Path, Problem
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.config.yaml_text import Document, parse, syntax_problem
 
-__all__ = ["ConfigError", "load", "load_resolved"]
+__all__ = ["ConfigError", "check_document", "load", "load_resolved"]
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _Override:
     value: Any
 
 
-def load(path: str | FilePath, overrides: Sequence[str] = ()) -> RunConfig:
+def load(path: str | FilePath, overrides: Sequence[str] = (), *, here: bool = True) -> RunConfig:
     """Read, override, validate and check a run's config.
 
     Parameters
@@ -34,6 +36,8 @@ def load(path: str | FilePath, overrides: Sequence[str] = ()) -> RunConfig:
     overrides
         `a.b.c=value` each; the value is YAML. A task is named by its index or its name:
         `tasks.0.weight=2`, `tasks.frozen-lake.weight=2`.
+    here
+        Whether the run is to start on this machine alone: then it must fit on it.
 
     Raises
     ------
@@ -43,9 +47,9 @@ def load(path: str | FilePath, overrides: Sequence[str] = ()) -> RunConfig:
     document = _read(FilePath(path))
     data, applied = _apply(document.data, overrides)
     where = _locator(str(path), document, applied, data)
-    config = _validate(data, where)
+    config = _validate(data, where, RunConfig)
     found = checks.across_keys(config)
-    found = found or checks.on_this_machine(config)
+    found = found or (checks.on_this_machine(config) if here else checks.on_a_cluster(config))
     if found:
         raise ConfigError([where(problem) for problem in found])
     return config
@@ -61,7 +65,14 @@ def load_resolved(run_dir: str | FilePath) -> RunConfig:
     """
     path = FilePath(run_dir) / "config.yaml"
     document = _read(path)
-    return _validate(document.data, _locator(str(path), document, [], document.data))
+    return _validate(document.data, _locator(str(path), document, [], document.data), RunConfig)
+
+
+def check_document(path: FilePath, overrides: Sequence[str], model: type[Parsed]) -> Parsed:
+    """Read, override and validate a file of another kind than a run's; raises `ConfigError` as `load`."""
+    document = _read(path)
+    data, applied = _apply(document.data, overrides)
+    return _validate(data, _locator(str(path), document, applied, data), model)
 
 
 def _read(path: FilePath) -> Document:
@@ -84,9 +95,9 @@ def _read(path: FilePath) -> Document:
     return document
 
 
-def _validate(data: Any, where: Callable[[Problem], str]) -> RunConfig:
+def _validate(data: Any, where: Callable[[Problem], str], model: type[Parsed]) -> Parsed:
     try:
-        return RunConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         raise ConfigError([where(problem) for problem in explain.problems(error, data)]) from None
 

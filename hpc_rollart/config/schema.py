@@ -266,6 +266,8 @@ class Component(Section):
     """Ranks on each node."""
     cpus_per_rank: Count = 1
     """CPU cores, and computing threads, of each rank."""
+    partition: Name | None = None
+    """Entry of the cluster profile's `partitions` to run in; null: the one for `gpu`, else for the role."""
 
     @property
     def ranks(self) -> int:
@@ -273,14 +275,23 @@ class Component(Section):
         return self.nodes * self.ranks_per_node
 
 
-class TrainerComponent(Component):
+class GpuComponent(Component):
+    """A component whose ranks may have GPUs."""
+
+    gpu: Name | None = None
+    """Type of GPU, as the cluster profile names it; null: that of the partition."""
+    gpus_per_rank: Annotated[int, Field(ge=0, le=64)] = 0
+    """GPUs of each rank on a cluster; 0: the rank computes on its CPU cores and sees no GPU."""
+
+
+class TrainerComponent(GpuComponent):
     """The rank that trains the policy and publishes its weights."""
 
     role: Literal["trainer"]
     """What the ranks do: trainer, generator or env."""
 
 
-class GeneratorComponent(Component):
+class GeneratorComponent(GpuComponent):
     """Ranks that sample tokens, one replica of the policy each."""
 
     role: Literal["generator"]
@@ -335,13 +346,34 @@ class Checkpoint(Section):
 
     every_steps: Count | None = None
     """Steps between two checkpoints; null: only the final one."""
+    resume: str = "auto"
+    """Where a run begins: `auto` at the newest checkpoint of its own directory, if there is one; `never`; or
+    the directory of a checkpoint of another run, which then is this run's step 0."""
+
+
+class Restart(Section):
+    """What happens when an attempt of the run fails: a rank died, a node was lost, nothing progressed."""
+
+    attempts: Annotated[int, Field(ge=0)] = 3
+    """Failed attempts in a row, none of which got a checkpoint further, after which the run fails."""
+    backoff_s: Seconds = 5.0
+    """Wait before the next attempt, in seconds; it doubles with each further one, up to a minute."""
 
 
 class Launch(Section):
     """How the ranks are started."""
 
-    launcher: Literal["mpirun"] = "mpirun"
-    """`mpirun`: Open MPI on this machine."""
+    launcher: Literal["mpirun", "srun"] = "mpirun"
+    """`mpirun`: Open MPI, on this machine or through daemons that srun starts on the nodes of a job; `srun`:
+    Slurm starts the ranks itself, `srun --mpi=pmix`, where the site's MPI must be used."""
+    restart: Restart = Restart()
+    """What happens when an attempt fails inside a Slurm job; `hpc-rollart run` makes one attempt."""
+    max_requeues: Annotated[int, Field(ge=0)] = 100
+    """How often a job puts itself back into the queue, at its time limit or when it is preempted."""
+    stop_lead_s: Seconds = 180.0
+    """How long before the job's end the ranks stop: time for the last step and a checkpoint, in seconds."""
+    heartbeat_s: Seconds = 60.0
+    """A rank that says nothing for this long while a run goes on is taken for lost, in seconds."""
     max_ranks: Count | None = None
     """Refuse to start more ranks than this; null: twice the machine's cores, and at least 16."""
     start_deadline_s: Seconds = 120.0
@@ -375,6 +407,8 @@ class RunConfig(Section):
     """When the trainer's state is saved."""
     launch: Launch = Launch()
     """How the ranks are started."""
+    cluster: str | None = None
+    """Name or file of the cluster profile that `hpc-rollart submit` uses when no `--cluster` is given."""
 
     @model_validator(mode="before")
     @classmethod

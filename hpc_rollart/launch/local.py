@@ -17,10 +17,10 @@ from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.launch import mpirun, processes
 from hpc_rollart.launch import scratch as scratches
+from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
 
-ATTEMPT = 0
 # What the launcher waits beyond the coordinator's own deadlines, whose errors name the rank at fault.
 _MARGIN_S = 30.0
 # After the run's end, good or bad, is on record the ranks leave; whoever has not by then is ended.
@@ -49,6 +49,8 @@ class LocalWorld:
         Resolved config.
     run
         Its directory, already made.
+    attempt
+        Which start of it this is.
     rank_module
         Module that each rank runs as `python -m MODULE RUN_DIR ATTEMPT`.
 
@@ -58,11 +60,15 @@ class LocalWorld:
         There is no mpirun to start it with.
     """
 
-    def __init__(self, config: RunConfig, run: RunDir, rank_module: str = "hpc_rollart.launch.rank") -> None:
-        self._config, self._run = config, run
-        self._logs = run.path / "logs" / str(ATTEMPT)
+    def __init__(
+        self, config: RunConfig, run: RunDir, attempt: Attempt, rank_module: str = "hpc_rollart.launch.rank"
+    ) -> None:
+        self._config, self._run, self._attempt = attempt.effective(config), run, attempt
+        config = self._config
+        attempt.write(run.path)
+        self._logs = logs(run.path, attempt.number)
         self._view = RunView(run.path)
-        rank = [sys.executable, "-m", rank_module, str(run.path), str(ATTEMPT)]
+        rank = [sys.executable, "-m", rank_module, str(run.path), str(attempt.number)]
         self._command = mpirun.command(config, mpirun.find_mpirun(), rank)
         self._cleanup = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -159,7 +165,7 @@ class LocalWorld:
 
     def _outcome(self, code: int) -> Outcome:
         self._view.refresh()
-        state, failure = self._view.state, failure_text(self._run.path, ATTEMPT)
+        state, failure = self._view.state, failure_text(self._run.path, self._attempt.number)
         if state == "done" and code == 0:
             return Outcome("done")
         if not failure and (state == "interrupted" or self.stopping):
@@ -191,6 +197,8 @@ def run_world(
     config: RunConfig,
     run: RunDir,
     on_poll: Callable[[LocalWorld], None],
+    *,
+    attempt: Attempt | None = None,
     rank_module: str = "hpc_rollart.launch.rank",
 ) -> Outcome:
     """Run a world to its end and return how it ended.
@@ -199,12 +207,12 @@ def run_world(
 
     Parameters
     ----------
-    config, run, rank_module
-        As `LocalWorld`.
+    config, run, attempt, rank_module
+        As `LocalWorld`; the attempt is the run's first if none is given.
     on_poll
         Called four times a second.
     """
-    with stop_requests() as asked, LocalWorld(config, run, rank_module) as world:
+    with stop_requests() as asked, LocalWorld(config, run, attempt or Attempt(0), rank_module) as world:
         heard = 0
         while (outcome := world.poll()) is None:
             if asked() > heard:

@@ -21,6 +21,7 @@ from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.errors import FabricError
 from hpc_rollart.fabric.mailbox import Mailbox
 from hpc_rollart.fabric.world import ComponentSpec, open_world
+from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.messages import AnyMessage, Fatal, Stop
 from hpc_rollart.observe.timeline import Timeline
 from hpc_rollart.rank import RankContext, record_failure
@@ -32,13 +33,14 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str]) -> int:
     """Run one rank and return its exit status."""
-    run_dir, attempt = Path(argv[0]), int(argv[1])
+    run_dir = Path(argv[0])
+    attempt = Attempt.read(run_dir, int(argv[1]))
     # A rank must not outlive the launcher that would end it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # Only the coordinator acts on the request to stop; to the others it comes as a message.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = load_resolved(run_dir)
+    config = attempt.effective(load_resolved(run_dir))
     manifest = json.loads((run_dir / "manifest.json").read_text())
     world = open_world(
         [
@@ -48,13 +50,13 @@ def main(argv: list[str]) -> int:
             for b in blocks(config)
         ]
     )
-    _redirect_output(run_dir / "logs" / str(attempt) / f"{world.component}-{world.rank}.log")
+    _redirect_output(logs(run_dir, attempt.number) / f"{world.component}-{world.rank}.log")
     with Timeline(run_dir / "timeline", world.component, world.rank) as timeline:
         context = RankContext(
             config=config,
             run_dir=run_dir,
             run_id=manifest["run_id"],
-            attempt=attempt,
+            attempt=attempt.number,
             world=world,
             mailbox=Mailbox(world.comm, AnyMessage, world.name_of),
             timeline=timeline,

@@ -96,7 +96,6 @@ def create(config: RunConfig, argv: Sequence[str]) -> RunDir:
             file.write(show.dump(config))
         for name in _FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        (path / "logs" / "0").mkdir(exist_ok=True)
         write_json(path / "manifest.json", _manifest(run_id, argv))
     except FileExistsError:
         raise ConfigError([_occupied(path)]) from None

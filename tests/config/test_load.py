@@ -142,7 +142,7 @@ def test_later_override_wins(conf: Path) -> None:
         ("run.stepz=3", "run.stepz: unknown key; did you mean run.steps?"),
         ("steps=3", "steps: unknown key; did you mean run.steps?"),
         ("nonsense=3", "nonsense: unknown key; keys here: run, model, algorithm, schedule, tasks, engine, "
-                       "components, weights, store, checkpoint, launch"),
+                       "components, weights, store, checkpoint, launch, cluster"),
         ("tasks.gone.weight=2", "tasks has no entry 'gone'; entries: lake, sums (or 0 to 1)"),
         ("tasks.2.weight=2", "tasks has no entry '2'; entries: lake, sums (or 0 to 1)"),
         ("components.trainr.nodes=2", "no component is named 'trainr'; components: trainer, generate-compute, "

@@ -27,7 +27,7 @@ FAKE = "tests.launch.fake_rank"
 
 def play(config: RunConfig, run: RunDir, on_poll: Callable[[LocalWorld], None] = lambda _: None) -> Outcome:
     """Run the scene to its end and check that it left nothing."""
-    outcome = run_world(config, run, on_poll, FAKE)
+    outcome = run_world(config, run, on_poll, rank_module=FAKE)
     assert processes.of_run(run.run_id) == []
     assert not scratch_folders(run)
     return outcome
@@ -208,7 +208,7 @@ def test_killed_launcher_takes_its_world_with_it(world_of: Make, tmp_path: Path)
         "import sys; from pathlib import Path; from hpc_rollart.config import load_resolved;"
         "from hpc_rollart.launch.local import run_world; from hpc_rollart.launch.rundir import RunDir;"
         "run = RunDir(Path(sys.argv[1]), sys.argv[2]);"
-        f"run_world(load_resolved(run.path), run, lambda world: None, {FAKE!r})"
+        f"run_world(load_resolved(run.path), run, lambda world: None, rank_module={FAKE!r})"
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(run.path), run.run_id])
     try:

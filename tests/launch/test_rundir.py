@@ -20,7 +20,6 @@ def test_new_run_directory_is_private_and_says_what_runs(tmp_path: Path) -> None
     config = make_config(tmp_path)
     run = rundir.create(config, ["hpc-rollart", "run", "x.yaml"])
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
-    assert (run.path / "logs" / "0").is_dir()
     assert load_resolved(run.path) == config
     assert yaml.safe_load((run.path / "config.yaml").read_text())["schedule"]["alpha"] == 1
     manifest = json.loads((run.path / "manifest.json").read_text())

@@ -94,7 +94,8 @@ def run(
     from hpc_rollart.launch import rundir
     from hpc_rollart.launch.local import run_world
     from hpc_rollart.launch.model import ensure_model
-    from hpc_rollart.launch.mpirun import LaunchError, find_mpirun
+    from hpc_rollart.errors import LaunchError
+    from hpc_rollart.launch.mpirun import find_mpirun
     from hpc_rollart.launch.progress import make_display, summary
 
     config = _load(conf, [*(override or []), *([f"run.dir={_quoted(directory)}"] if directory else [])])

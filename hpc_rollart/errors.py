@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """The run cannot go on; the text says which rank or thing, where, and what was waited for."""
+
+
+class LaunchError(UserError):
+    """The ranks cannot be started here; the message says what is missing and the mend."""

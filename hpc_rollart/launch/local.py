@@ -1,205 +1,28 @@
-"""Runs one MPI world on this machine: starts it, watches it, stops it, and leaves nothing of it behind."""
+"""Runs a world on this machine to its end."""
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import IO, Literal, Self
+from types import FrameType
 
-from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
-from hpc_rollart.launch import mpirun, processes
-from hpc_rollart.launch import scratch as scratches
-from hpc_rollart.launch.attempt import Attempt, logs
+from hpc_rollart.launch.attempt import Attempt
+from hpc_rollart.launch.mpirun import LocalLauncher
 from hpc_rollart.launch.rundir import RunDir
-from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
+from hpc_rollart.launch.world import RANK_MODULE, Outcome, World
 
-# What the launcher waits beyond the coordinator's own deadlines, whose errors name the rank at fault.
-_MARGIN_S = 30.0
-# After the run's end, good or bad, is on record the ranks leave; whoever has not by then is ended.
-_LEAVE_GRACE_S = 45.0
-_TERM_GRACE_S = 5.0
 _POLL_S = 0.25
-
-# Prefer memory for MPI's shared segments: on a disk their pages would be written back.
-_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended; `message` says why unless it is done."""
-
-    state: Literal["done", "interrupted", "failed"]
-    message: str = ""
-
-
-class LocalWorld:
-    """One running MPI world; use as a context manager, so that nothing outlives it.
-
-    Parameters
-    ----------
-    config
-        Resolved config.
-    run
-        Its directory, already made.
-    attempt
-        Which start of it this is.
-    rank_module
-        Module that each rank runs as `python -m MODULE RUN_DIR ATTEMPT`.
-
-    Raises
-    ------
-    LaunchError
-        There is no mpirun to start it with.
-    """
-
-    def __init__(
-        self, config: RunConfig, run: RunDir, attempt: Attempt, rank_module: str = "hpc_rollart.launch.rank"
-    ) -> None:
-        self._config, self._run, self._attempt = attempt.effective(config), run, attempt
-        config = self._config
-        attempt.write(run.path)
-        self._logs = logs(run.path, attempt.number)
-        self._view = RunView(run.path)
-        rank = [sys.executable, "-m", rank_module, str(run.path), str(attempt.number)]
-        self._command = mpirun.command(config, mpirun.find_mpirun(), rank)
-        self._cleanup = contextlib.ExitStack()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = 0.0
-        self._over_at: float | None = None
-        self._ending = ""  # why the launcher itself ends the world; empty while it does not
-        self._term_at = self._kill_at = float("inf")
-        self.stopping = False
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            scratch = stack.enter_context(scratches.directory(Path("/tmp"), self._run.run_id))
-            memory = _MEMORY if os.access(_MEMORY, os.W_OK) else Path("/tmp")
-            shared = stack.enter_context(scratches.directory(memory, self._run.run_id))
-            # Before the scratch directories go, everybody who may write there must be gone.
-            stack.callback(processes.end_all, self._run.run_id, grace_s=1.0)
-            log: IO[bytes] = stack.enter_context(open(self._logs / "mpirun.log", "ab"))
-            self._process = subprocess.Popen(
-                self._command,
-                env=mpirun.environment(os.environ, self._run.run_id, scratch, shared),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches this program only, which then asks the ranks to stop.
-                start_new_session=True,
-                preexec_fn=processes.end_with_parent,
-            )
-            self._started = time.monotonic()
-            self._cleanup = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        if process is not None and process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_TERM_GRACE_S)
-        self._cleanup.close()
-        if process is not None:
-            process.wait(_TERM_GRACE_S)
-
-    def stop(self) -> None:
-        """Ask the ranks to end in good order; asked again, end them at once."""
-        now = time.monotonic()
-        self._view.refresh()
-        ready = self._view.state in ("running", "stopping")
-        if self.stopping or not ready:
-            # A rank that is still starting has no handler for the polite signal and holds nothing to save.
-            self._term_at, self._kill_at = now, now + _TERM_GRACE_S
-        else:
-            self._signal(signal.SIGUSR1)  # mpirun passes it on to every rank
-            self._term_at = now + self._config.stop_deadline_s + _MARGIN_S
-            self._kill_at = self._term_at + _TERM_GRACE_S
-        self.stopping = True
-
-    def poll(self) -> Outcome | None:
-        """Return how the world ended, or None while it lives; also enforces every deadline."""
-        assert self._process is not None, "use LocalWorld as a context manager"
-        code = self._process.poll()
-        if code is not None:
-            return self._outcome(code)
-        now = time.monotonic()
-        if not self._ending:
-            self._ending = self._overdue(now)
-            if self._ending:
-                self._term_at, self._kill_at = now, now + _TERM_GRACE_S
-        if now >= self._kill_at:
-            self._kill_at = float("inf")
-            os.killpg(self._process.pid, signal.SIGKILL)
-            processes.end_all(self._run.run_id, grace_s=0.0)
-        elif now >= self._term_at:
-            self._term_at = float("inf")
-            self._signal(signal.SIGTERM)
-        return None
-
-    def _overdue(self, now: float) -> str:
-        """Return which deadline the world has missed, or nothing."""
-        launch = self._config.launch
-        self._view.refresh()
-        if self._view.final or (self._logs / "failure.json").exists():
-            self._over_at = self._over_at or now
-            return "ranks did not leave" if now > self._over_at + _LEAVE_GRACE_S else ""
-        if self._view.state in ("", "starting") and now > self._started + launch.start_deadline_s + _MARGIN_S:
-            return (
-                f"the {world_size(self._config)} ranks were not all at work after "
-                f"{launch.start_deadline_s:.0f} s (launch.start_deadline_s)"
-            )
-        silent = self._view.silent_s()
-        if silent is not None and silent > launch.stall_deadline_s + _MARGIN_S:
-            return f"the coordinator has not reported for {silent:.0f} s (launch.stall_deadline_s)"
-        return ""
-
-    def _outcome(self, code: int) -> Outcome:
-        self._view.refresh()
-        state, failure = self._view.state, failure_text(self._run.path, self._attempt.number)
-        if state == "done" and code == 0:
-            return Outcome("done")
-        if not failure and (state == "interrupted" or self.stopping):
-            outcome = Outcome("interrupted", self._view.message)
-        elif state == "done":
-            outcome = Outcome(
-                "failed",
-                "all steps were done, but then " + (self._ending or f"mpirun ended with code {code}"),
-            )
-        else:
-            outcome = Outcome(
-                "failed", failure or self._ending or self._view.failed_message or self._why(code)
-            )
-        close_status(self._run.path, outcome.state, outcome.message)
-        return outcome
-
-    def _why(self, code: int) -> str:
-        log = self._logs / "mpirun.log"
-        lines = last_lines(log, 12)
-        said = "\n  ".join(["; it said:", *lines]) if lines else ""
-        return f"mpirun ended with code {code} and no rank said why; see {log}{said}"
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
 
 
 def run_world(
     config: RunConfig,
     run: RunDir,
-    on_poll: Callable[[LocalWorld], None],
+    on_poll: Callable[[World], None],
     *,
     attempt: Attempt | None = None,
-    rank_module: str = "hpc_rollart.launch.rank",
+    rank_module: str = RANK_MODULE,
 ) -> Outcome:
     """Run a world to its end and return how it ended.
 
@@ -208,11 +31,17 @@ def run_world(
     Parameters
     ----------
     config, run, attempt, rank_module
-        As `LocalWorld`; the attempt is the run's first if none is given.
+        As `World`; the attempt is the run's first if none is given.
     on_poll
         Called four times a second.
+
+    Raises
+    ------
+    LaunchError
+        There is no mpirun to start it with.
     """
-    with stop_requests() as asked, LocalWorld(config, run, attempt or Attempt(0), rank_module) as world:
+    start = attempt or Attempt(0)
+    with stop_requests() as asked, World(config, run, start, LocalLauncher(), rank_module) as world:
         heard = 0
         while (outcome := world.poll()) is None:
             if asked() > heard:

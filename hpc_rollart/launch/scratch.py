@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -10,17 +11,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from hpc_rollart.errors import LaunchError
 from hpc_rollart.launch import processes
-from hpc_rollart.launch.mpirun import LaunchError
+
+# Prefer memory for MPI's shared segments: on a disk their pages would be written back.
+_MEMORY = Path("/dev/shm")
 
 _PREFIX, _LOCK = "rollart-", "owner.lock"
 _NAME = re.compile(r"rollart-[a-z0-9_]{8}")  # as tempfile makes them
 _TRIES = 10
 
 
+def name_for(run_id: str, attempt: int) -> str:
+    """Return the name that the scratch directories of an attempt have on every node of a job.
+
+    MPI is told one path for all nodes; two runs of one user on one node have different ones.
+    """
+    return _PREFIX + hashlib.sha256(f"{run_id} {attempt}".encode()).hexdigest()[:8]
+
+
 @contextlib.contextmanager
-def directory(base: Path, run_id: str) -> Iterator[Path]:
+def held(base: Path, run_id: str, name: str | None = None) -> Iterator[tuple[Path, Path]]:
+    """Make a directory under `base` and one in memory for MPI's shared segments, as `directory` does."""
+    memory = _MEMORY if os.access(_MEMORY, os.W_OK) else base
+    with directory(base, run_id, name) as scratch:
+        if memory == base and name is not None:
+            yield scratch, scratch
+            return
+        with directory(memory, run_id, name) as shared:
+            yield scratch, shared
+
+
+@contextlib.contextmanager
+def directory(base: Path, run_id: str, name: str | None = None) -> Iterator[Path]:
     """Make a directory under `base` that only this user may enter, and remove it at the end.
+
+    Its name is `name`, or one that nobody else has.
 
     While it is in use its lock is held. A launcher that dies of SIGKILL leaves its directory, but not its
     lock: so whoever makes the next one on this machine removes it, once the processes of its run are gone.
@@ -32,7 +58,7 @@ def directory(base: Path, run_id: str) -> Iterator[Path]:
     """
     try:
         _remove_abandoned(base)
-        path, lock = _make(base, run_id)
+        path, lock = _make(base, run_id, name)
     except OSError as error:
         raise LaunchError(
             f"cannot make a scratch directory under {base}: {error.strerror}; free some space there, or "
@@ -45,9 +71,13 @@ def directory(base: Path, run_id: str) -> Iterator[Path]:
         lock.close()
 
 
-def _make(base: Path, run_id: str) -> tuple[Path, IO[str]]:
+def _make(base: Path, run_id: str, name: str | None) -> tuple[Path, IO[str]]:
     for _ in range(_TRIES):
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        if name is None:
+            path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        else:
+            path = base / name
+            path.mkdir(mode=0o700)
         try:
             if lock := _lock(path, "x"):
                 lock.write(run_id)

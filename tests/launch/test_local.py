@@ -16,8 +16,9 @@ import pytest
 
 from hpc_rollart.config import RunConfig
 from hpc_rollart.launch import local, processes, scratch
-from hpc_rollart.launch.local import LocalWorld, Outcome, run_world
+from hpc_rollart.launch.local import run_world
 from hpc_rollart.launch.rundir import RunDir
+from hpc_rollart.launch.world import Outcome, World
 
 Make = Callable[..., tuple[RunConfig, RunDir]]
 pytestmark = pytest.mark.timeout(120)
@@ -25,7 +26,7 @@ SCRATCH = ("/tmp", "/dev/shm")
 FAKE = "tests.launch.fake_rank"
 
 
-def play(config: RunConfig, run: RunDir, on_poll: Callable[[LocalWorld], None] = lambda _: None) -> Outcome:
+def play(config: RunConfig, run: RunDir, on_poll: Callable[[World], None] = lambda _: None) -> Outcome:
     """Run the scene to its end and check that it left nothing."""
     outcome = run_world(config, run, on_poll, rank_module=FAKE)
     assert processes.of_run(run.run_id) == []
@@ -88,7 +89,7 @@ def test_no_rank_listens_on_any_network_interface(world_of: Make) -> None:
     config, run = world_of("forever")
     seen: list[tuple[int, str]] = []
 
-    def look(world: LocalWorld) -> None:
+    def look(world: World) -> None:
         if state(run) == "running" and not world.stopping:
             pids = {int(str(rank["pid"])) for rank in ranks(run)}
             seen.extend(
@@ -106,7 +107,7 @@ def test_no_rank_listens_on_any_network_interface(world_of: Make) -> None:
 def test_first_interrupt_lets_the_ranks_end_in_good_order(world_of: Make) -> None:
     config, run = world_of("forever")
 
-    def interrupt(world: LocalWorld) -> None:
+    def interrupt(world: World) -> None:
         if state(run) == "running" and not world.stopping:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -118,7 +119,7 @@ def test_second_interrupt_ends_ranks_that_ignore_the_first(world_of: Make) -> No
     config, run = world_of("deaf")
     sent: list[float] = []
 
-    def interrupt(world: LocalWorld) -> None:
+    def interrupt(world: World) -> None:
         if state(run) == "running" and len(sent) < 2:
             sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGTERM)
@@ -134,7 +135,7 @@ def test_ranks_that_ignore_the_request_are_ended_at_the_deadline(
     monkeypatch.setattr(type(config), "stop_deadline_s", 0.5)
     monkeypatch.setattr(local, "_MARGIN_S", 0.5)
 
-    def interrupt(world: LocalWorld) -> None:
+    def interrupt(world: World) -> None:
         if state(run) == "running" and not world.stopping:
             world.stop()
 
@@ -144,7 +145,7 @@ def test_ranks_that_ignore_the_request_are_ended_at_the_deadline(
 def test_interrupt_while_starting_ends_the_run_at_once(world_of: Make) -> None:
     config, run = world_of("never-ready")
 
-    def interrupt(world: LocalWorld) -> None:
+    def interrupt(world: World) -> None:
         if (run.path / "rank-3.json").exists() and not world.stopping:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -194,7 +195,7 @@ def test_process_that_left_the_process_tree_is_ended_too(world_of: Make) -> None
     config, run = world_of("orphan")
     seen: list[int] = []
 
-    def count(_world: LocalWorld) -> None:
+    def count(_world: World) -> None:
         names = [p.name() for p in processes.of_run(run.run_id) if p.is_running()]
         seen.append(names.count("sleep"))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_rollart.errors import LaunchError
 from hpc_rollart.launch import processes, scratch
-from hpc_rollart.launch.mpirun import LaunchError
 
 HOLD = """
 import sys, time

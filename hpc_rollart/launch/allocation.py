@@ -1,0 +1,170 @@
+"""What Slurm gave this job: which nodes for which component, until when."""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.errors import UserError
+
+# Slurm's own deadline for a message is 10 s; a controller that is busy answers within a minute or not at all.
+COMMAND_DEADLINE_S = 60.0
+
+
+class AllocationError(UserError):
+    """The job is not what the config needs; the message says what differs and the mend."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes of one component: one het group of the job.
+
+    Attributes
+    ----------
+    index
+        Number of the het group; -1 in a job that is not heterogeneous.
+    hosts
+        Node names in Slurm's order.
+    """
+
+    component: str
+    index: int
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The job that this process runs in.
+
+    Attributes
+    ----------
+    job_id
+        Of the het job's leader, which stands for the whole.
+    groups
+        One for each component, in rank order.
+    restarts
+        How often the job was requeued before.
+    """
+
+    job_id: str
+    groups: tuple[Group, ...]
+    restarts: int = 0
+
+    @classmethod
+    def of_this_job(cls, config: RunConfig, environ: Mapping[str, str] = os.environ) -> "Allocation":
+        """Read it from the batch step's environment.
+
+        Raises
+        ------
+        AllocationError
+            This is no Slurm job, or one with other components or nodes than the config's.
+        """
+        job_id = environ.get("SLURM_JOB_ID", "")
+        if not job_id:
+            raise AllocationError("this is no Slurm job (SLURM_JOB_ID is not set); use hpc-rollart submit")
+        size = int(environ.get("SLURM_HET_SIZE", "0"))
+        names = list(config.components)
+        if max(1, size) != len(names):
+            raise AllocationError(
+                f"job {job_id} has {max(1, size)} components, the config has {len(names)} "
+                f"({', '.join(names)}); submit it with hpc-rollart submit"
+            )
+        groups = []
+        for index, name in enumerate(names):
+            variable = f"SLURM_JOB_NODELIST_HET_GROUP_{index}" if size else "SLURM_JOB_NODELIST"
+            hosts = expand(environ.get(variable, ""))
+            wanted = config.components[name].nodes
+            if len(hosts) != wanted:
+                raise AllocationError(
+                    f"component {name}: job {job_id} has {len(hosts)} nodes for it, the config needs {wanted}"
+                )
+            groups.append(Group(name, index if size else -1, hosts))
+        return cls(job_id, tuple(groups), int(environ.get("SLURM_RESTART_COUNT", "0")))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every node once, in rank order."""
+        return tuple(dict.fromkeys(host for group in self.groups for host in group.hosts))
+
+    def shared_hosts(self) -> dict[str, list[str]]:
+        """Return the nodes that several components were put on, with the components' names."""
+        found: dict[str, list[str]] = {}
+        for group in self.groups:
+            for host in group.hosts:
+                found.setdefault(host, []).append(group.component)
+        return {host: names for host, names in found.items() if len(names) > 1}
+
+    def without(self, lost: Sequence[str]) -> "Allocation":
+        """Return the allocation as it is when some nodes are gone."""
+        groups = [
+            Group(group.component, group.index, tuple(host for host in group.hosts if host not in lost))
+            for group in self.groups
+        ]
+        return Allocation(self.job_id, tuple(groups), self.restarts)
+
+
+def expand(nodelist: str) -> tuple[str, ...]:
+    """Return the names behind Slurm's short form such as ``h20-[1-2]``, as Slurm itself reads it."""
+    return tuple(ask(["scontrol", "show", "hostnames", nodelist]).split()) if nodelist else ()
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What the controller says of a job right now.
+
+    Attributes
+    ----------
+    state
+        Slurm's word, such as RUNNING; empty if it does not know the job.
+    end_time
+        Unix seconds at which Slurm ends the job, limits raised meanwhile included; None without a limit.
+    fields
+        Everything else it said.
+    """
+
+    state: str
+    end_time: float | None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def job_facts(job_id: str) -> JobFacts:
+    """Ask the controller about a job; of a het job about its leader."""
+    text = ask(["scontrol", "--oneliner", "show", "job", job_id]).splitlines()
+    found = dict(re.findall(r"(\w+)=(\S*)", text[0])) if text else {}
+    end = found.get("EndTime", "")
+    try:
+        end_time = datetime.fromisoformat(end).timestamp()
+    except ValueError:  # Unknown: there is no limit
+        end_time = None
+    return JobFacts(found.get("JobState", ""), end_time, found)
+
+
+def slurm_version() -> tuple[int, int]:
+    """Return the release of the Slurm here, such as (22, 5)."""
+    found = re.search(r"(\d+)\.(\d+)", ask(["srun", "--version"]))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def ask(command: Sequence[str]) -> str:
+    """Run a Slurm command and return what it prints.
+
+    Raises
+    ------
+    AllocationError
+        It failed or did not answer within a minute; the message has its own words.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise AllocationError(f"there is no {command[0]} here: is this a node of a Slurm cluster?") from None
+    except subprocess.TimeoutExpired:
+        raise AllocationError(f"{' '.join(command)}: no answer within {COMMAND_DEADLINE_S:g} s") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise AllocationError(f"{' '.join(command)}: {said}")
+    return done.stdout

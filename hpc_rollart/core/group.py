@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .state import GroupState
 from .types import GroupView
 
 
@@ -121,6 +122,24 @@ class Group:
             f"{len(running)} in flight, longest trajectory {oldest.trajectory} "
             f"(for {now - oldest.since:.1f} s, {began})"
         )
+
+    def state(self) -> GroupState:
+        """What is left of the group when everything in flight is lost."""
+        members = tuple((member.attempt, member.failures) for member in self.members)
+        return GroupState(self.id, self.task, self.env_seed, members)
+
+    @staticmethod
+    def restored(saved: GroupState, retry_attempts: int) -> list[Member]:
+        """Members as `state` saved them: waiting, or given up after `retry_attempts` failures.
+
+        One that was not needed any more waits, too, since those that had finished are lost.
+        """
+        members = []
+        for index, (attempt, failures) in enumerate(saved.members):
+            members.append(Member(index, attempt=attempt, failures=failures))
+            if failures >= retry_attempts:
+                members[-1].give_up()
+        return members
 
     def view(self) -> GroupView:
         """What a display shows of the group."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from . import seeds, window
 from .group import Group, Member, State
 from .shares import BatchShares
+from .state import LedgerState
 from .tasks import TaskMix
 from .types import (
     FAILURES,
@@ -50,6 +51,10 @@ class Ledger:
         Sizes, staleness bound, redundancy and retries.
     tasks
         The mix; `Admission.task` and `BatchItem.task` index it.
+    state
+        What `state` returned in an earlier attempt of the run, to go on from.
+    first_trajectory
+        Id of the first trajectory; those that follow count up from it.
 
     Attributes
     ----------
@@ -57,9 +62,21 @@ class Ledger:
         Batches cut so far (c); the next batch is trained from the version of the same number.
     version
         Lowest version installed over the living generators (v).
+
+    Raises
+    ------
+    ValueError
+        The state is not that of such a run.
     """
 
-    def __init__(self, rules: Rules, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        tasks: Sequence[Task],
+        *,
+        state: LedgerState | None = None,
+        first_trajectory: int = 0,
+    ) -> None:
         self.rules = rules
         self.tasks = tuple(tasks)
         self.step = 0
@@ -71,9 +88,11 @@ class Ledger:
         self._groups: dict[int, Group] = {}
         self._held: dict[int, tuple[Group, Member]] = {}
         self._next_group = 0
-        self._next_trajectory = 0
+        self._first_trajectory = self._next_trajectory = first_trajectory
         self._counts: list[Counter[str]] = [Counter() for _ in self.tasks]
         self._closed = False
+        if state is not None:
+            self._restore(state)
 
     # --- admission -----------------------------------------------------------------------------
 
@@ -115,11 +134,18 @@ class Ledger:
         env_seed = seeds.env_seed(self.rules.seed, self._next_group)
         group = Group(self._next_group, task, self.rules.group_size, env_seed)
         self._next_group += 1
-        self._groups[group.id] = group
-        for index in range(self.rules.group_size + self.rules.redundant_members):
-            group.members.append(Member(index))
-            self._waiting.add(Place(group.id, index, attempt=0))
+        self._fill(group, [Member(index) for index in range(self._members)])
         return True
+
+    @property
+    def _members(self) -> int:
+        return self.rules.group_size + self.rules.redundant_members
+
+    def _fill(self, group: Group, members: list[Member]) -> None:
+        self._groups[group.id] = group
+        group.members += members
+        for member in group.in_state(State.WAITING):
+            self._waiting.add(Place(group.id, member.index, member.attempt))
 
     def _wanted(self, place: Place) -> bool:
         group = self._groups.get(place.group)
@@ -219,7 +245,7 @@ class Ledger:
         return self._drop(group)
 
     def _find(self, trajectory: int) -> tuple[Group, Member] | None:
-        if not 0 <= trajectory < self._next_trajectory:
+        if not self._first_trajectory <= trajectory < self._next_trajectory:
             raise ValueError(f"trajectory {trajectory} was never admitted")
         return self._held.get(trajectory)
 
@@ -354,6 +380,34 @@ class Ledger:
     def _end(self, trajectory: int, status: Status) -> None:
         group, _ = self._held.pop(trajectory)
         self._counts[group.task][status] += 1
+
+    # --- from one attempt of the run to the next -----------------------------------------------
+
+    def state(self) -> LedgerState:
+        """What a later attempt needs to go on from here; to be taken right after a batch was cut."""
+        flying = Counter(group.task for group, _ in self._held.values())
+        return LedgerState(
+            step=self.step,
+            next_group=self._next_group,
+            groups=tuple(group.state() for group in self._groups.values()),
+            credits=self._mix.credits,
+            drops=self._mix.drops,
+            owed=self._shares.owed,
+            counts=tuple(
+                dict(counts - Counter(started=flying[task])) for task, counts in enumerate(self._counts)
+            ),
+        )
+
+    def _restore(self, state: LedgerState) -> None:
+        state.check(self.tasks, self._members)
+        self.step = self.version = state.step
+        self._next_group = state.next_group
+        self._counts = [Counter(counts) for counts in state.counts]
+        self._mix.restore(state.credits, state.drops, [group.task for group in state.groups])
+        self._shares.restore(state.owed)
+        for saved in state.groups:
+            group = Group(saved.id, saved.task, self.rules.group_size, saved.env_seed)
+            self._fill(group, group.restored(saved, self.rules.retry_attempts))
 
     # --- views ---------------------------------------------------------------------------------
 

@@ -54,6 +54,16 @@ class BatchShares:
         """A group of the task is complete."""
         self._records[task].delivered = True
 
+    @property
+    def owed(self) -> tuple[float, ...]:
+        """Groups that each task did not get in earlier batches, less what it had beyond its share."""
+        return tuple(record.owed for record in self._records)
+
+    def restore(self, owed: Sequence[float]) -> None:
+        """Take over what an earlier attempt of the run still owed."""
+        for record, groups in zip(self._records, owed, strict=True):
+            record.owed = groups
+
     def choose(
         self,
         now: float,

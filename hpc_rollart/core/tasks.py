@@ -77,6 +77,21 @@ class TaskMix:
         """When the first resting task wakes; None if none rests."""
         return min((until for until in self._rest_until if until > now), default=None)
 
+    @property
+    def credits(self) -> tuple[float, ...]:
+        """Each task's turn."""
+        return tuple(self._credit)
+
+    @property
+    def drops(self) -> tuple[int, ...]:
+        """Each task's groups that had to be dropped, in a row."""
+        return tuple(self._drops)
+
+    def restore(self, credits: Sequence[float], drops: Sequence[int], open_tasks: Sequence[int]) -> None:
+        """Go on where another mix was, with one open group of each of `open_tasks`; no task rests."""
+        self._credit, self._drops = list(credits), list(drops)
+        self.open = [open_tasks.count(task) for task in range(len(self._tasks))]
+
     def describe(self, now: float) -> list[str]:
         """One phrase for each task that rests or last failed."""
         phrases = []

@@ -4,11 +4,13 @@
 truth about start versions (`sampled`) ahead of the report that reaches the ledger.
 """
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_rollart.core.ledger import Ledger
+from hpc_rollart.core.state import LedgerState
 from hpc_rollart.core.types import STATUSES, Admission, Batch, Cancel, Failure, Rules, Task
 
 
@@ -26,10 +28,10 @@ class Book:
 class AuditedLedger:
     """A ledger whose every decision is checked and logged in `log`."""
 
-    def __init__(self, rules: Rules, tasks: Sequence[Task]) -> None:
+    def __init__(self, rules: Rules, tasks: Sequence[Task], first: int = 0) -> None:
         self.rules = rules
         self.tasks = tasks
-        self.ledger = Ledger(rules, tasks)
+        self.ledger = Ledger(rules, tasks, first_trajectory=first)
         self.books: dict[int, Book] = {}
         self.live: set[int] = set()
         self.seen: dict[tuple[int, int], int] = {}  # (group, member) -> attempts so far
@@ -42,6 +44,32 @@ class AuditedLedger:
         self.log: list[object] = []
         self.cut_at: float | None = None  # when the last batch was cut, or the first one asked for
         self.full_at: float | None = None  # when the next one could first have been
+        self.first = first  # id of the first trajectory
+        self.first_group = 0  # id of the first group that it opens
+        self.started_before = 0  # trajectories of earlier attempts that ended
+        self.states: dict[int, LedgerState] = {}  # by step, right after the batch before it was cut
+
+    def resumed(self, step: int, first: int) -> "AuditedLedger":
+        """A later attempt that goes on from `step`, with books of its own; this one is dead."""
+        state = LedgerState.from_plain(json.loads(json.dumps(self.states[step].plain())))
+        assert state == self.states[step]
+        later = AuditedLedger(self.rules, self.tasks, first)
+        later.ledger = Ledger(self.rules, self.tasks, state=state, first_trajectory=first)
+        later.states = {step: state}
+        later.first_group = state.next_group
+        later.batches = self.batches[:step]
+        later.consumed_groups = {item.group for batch in later.batches for item in batch.items}
+        for group in state.groups:
+            later.group_of[group.id] = (group.env_seed, group.task)
+            assert later.group_of[group.id] == self.group_of.get(group.id, later.group_of[group.id])
+            for member, (attempt, _) in enumerate(group.members):
+                later.seen[group.id, member] = attempt
+        for counts in state.counts:
+            later.statuses.update({name: n for name, n in counts.items() if name != "started"})
+            later.started_before += counts.get("started", 0)
+        assert later.ledger.step == later.ledger.version == step
+        assert later.ledger.snapshot().in_flight == later.ledger.snapshot().complete == 0
+        return later
 
     # --- the methods of Ledger -----------------------------------------------------------------
 
@@ -104,6 +132,7 @@ class AuditedLedger:
             return None
         batch, cancels = cut
         self.cut_at, self.full_at = now, None
+        self.states[self.ledger.step] = self.ledger.state()
         self._check_batch(batch, trained_from)
         self._cancels(cancels)
         self._check_no_waste(complete, {item.group for item in batch.items}, trained_from)
@@ -120,7 +149,7 @@ class AuditedLedger:
 
     def _check_admission(self, admission: Admission) -> None:
         rules, ledger = self.rules, self.ledger
-        assert admission.trajectory == len(self.books)
+        assert admission.trajectory == self.first + len(self.books)
         place = (admission.group, admission.member)
         assert 0 <= admission.member < rules.group_size + rules.redundant_members
         assert admission.attempt == self.seen.get(place, 0), "attempts count up by one"
@@ -148,7 +177,8 @@ class AuditedLedger:
         assert sum(view.finished + view.running for view in snapshot.groups) == len(self.live)
         counts = ledger.counts()
         assert {name: self.statuses[name] for name in STATUSES} == {name: counts[name] for name in STATUSES}
-        assert counts["started"] == len(self.books) == self.statuses.total() + len(self.live)
+        started = self.started_before + len(self.books)
+        assert counts["started"] == started == self.statuses.total() + len(self.live)
         wakeup = ledger.next_wakeup(now)
         assert wakeup is None or wakeup > now
 

@@ -55,11 +55,18 @@ class Simulation:
     """Drives one run to its end; see `simulate`."""
 
     def __init__(
-        self, rules: Rules, tasks: Sequence[Task], behaviours: Sequence[Behaviour], world: World, seed: int
+        self,
+        rules: Rules,
+        tasks: Sequence[Task],
+        behaviours: Sequence[Behaviour],
+        world: World,
+        seed: int,
+        ledger: AuditedLedger | None = None,
     ) -> None:
         self.random = Random(seed)
         self.rules, self.tasks, self.behaviours, self.world = rules, tasks, behaviours, world
-        self.ledger = AuditedLedger(rules, tasks)
+        self.ledger = ledger or AuditedLedger(rules, tasks)
+        step = self.ledger.ledger.step
         self.router = Router(["even", "odd"], {rank: rank % 2 for rank in range(world.generators)})
         self.now = 0.0
         self.events = 0
@@ -67,12 +74,20 @@ class Simulation:
         self.free_slots = world.slots
         self.running: dict[int, Admission] = {}  # what occupies a slot, in truth
         self.ended: dict[int, float] = {}
-        self.serving = [0] * world.generators  # versions, in truth
-        self.reported = [0] * world.generators  # versions, as the coordinator knows them
-        self.published = 0
-        self.granted = 0
+        self.serving = [step] * world.generators  # versions, in truth
+        self.reported = [step] * world.generators  # versions, as the coordinator knows them
+        self.published = self.granted = step
         self.trainer_waits = True
         self.wakeup = NEVER
+
+    def run_until_killed(self, events: int) -> int:
+        """Run for so many events at most, then drop everything; returns the steps that were trained."""
+        self.pump()
+        while self.agenda and self.events < events:
+            self.now, _, action = heappop(self.agenda)
+            action()
+            self.events += 1
+        return self.published
 
     def run(self, max_events: int) -> Run:
         """Run until nothing is left to happen.
@@ -195,7 +210,7 @@ class Simulation:
         early = self.random.random() < 0.5
         hang = draw < behaviour.hangs
         env_fails = not hang and draw < behaviour.hangs + behaviour.env_fails
-        version = 0
+        version = self.ledger.ledger.version
         if not (early and (hang or env_fails)):
             route = self.router.assignment(trajectory)
             # A cancel that is on its way has released the route; the episode does not know yet.
@@ -250,3 +265,31 @@ def simulate(
     """
     behaviours = behaviours or [Behaviour()] * len(tasks)
     return Simulation(rules, tasks, behaviours, world or World(), seed).run(max_events)
+
+
+def simulate_killed(
+    rules: Rules,
+    tasks: Sequence[Task],
+    behaviours: Sequence[Behaviour],
+    world: World,
+    seed: int,
+    kills: Sequence[int],
+    every: int,
+) -> list[AuditedLedger]:
+    """As `simulate`, but kill everything after each number of events in `kills`; the ledgers of all attempts.
+
+    An attempt begins at the last step divisible by `every` that the one before trained.
+    """
+    attempts = [AuditedLedger(rules, tasks)]
+    start = 0
+    for attempt, events in enumerate(kills, 1):
+        simulation = Simulation(rules, tasks, behaviours, world, seed + attempt, attempts[-1])
+        trained = simulation.run_until_killed(events)
+        start = max(start, trained // every * every)
+        first = attempt << 40
+        if start:
+            attempts.append(attempts[-1].resumed(start, first))
+        else:
+            attempts.append(AuditedLedger(rules, tasks, first))
+    Simulation(rules, tasks, behaviours, world, seed, attempts[-1]).run(50_000)
+    return attempts

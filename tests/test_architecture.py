@@ -27,7 +27,7 @@ MAY_KNOW = {
     "reward": set(),
     "rollout": set(),
     "store": set(),
-    "train": {"models"},
+    "train": {"models", "store"},
     "weights": set(),
     "rank": {"config", "fabric", "observe"},
     "coordinate": TOOLS,  # all of it is a role

@@ -1,11 +1,6 @@
 """Checkpoints that are either whole or not there: written aside, renamed, and only then pointed to.
 
-Layout of `checkpoints/`::
-
-    step-000010/   config.json, model.safetensors, tokenizer files: any Hugging Face program loads it
-                   optimizer.safetensors: `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME` for each parameter
-                   trainer.json: {"step", "updates"}
-    LATEST         one line, the name of the newest whole checkpoint
+`hpc_rollart.store.checkpoints` has the layout.
 """
 
 import json
@@ -18,10 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hpc_rollart.folders import publish_folder, sync
-
-LATEST = "LATEST"
-_OPTIMIZER = "optimizer.safetensors"
-_TRAINER = "trainer.json"
+from hpc_rollart.store.checkpoints import LATEST, LEDGER, OPTIMIZER, TRAINER
 
 
 def write_checkpoint(
@@ -31,12 +23,18 @@ def write_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: torch.optim.Optimizer,
     updates: int,
+    ledger: bytes | None = None,
 ) -> Path:
     """Write `directory/step-<step, six digits>` and point `LATEST` to it.
 
     Whatever instant the process dies at, `LATEST` names a whole checkpoint, if it names any; what a killed
     writer left aside is removed by the next. Only writing a step again, which replaces its folder, leaves a
     moment without one.
+
+    Parameters
+    ----------
+    ledger
+        What the coordinator goes on from, as JSON.
 
     Returns
     -------
@@ -50,8 +48,10 @@ def write_checkpoint(
     model.save_pretrained(aside)
     if tokenizer is not None:
         tokenizer.save_pretrained(aside)
-    save_file(_flatten(optimizer, model), aside / _OPTIMIZER)
-    (aside / _TRAINER).write_text(json.dumps({"step": step, "updates": updates}) + "\n")
+    save_file(_flatten(optimizer, model), aside / OPTIMIZER)
+    (aside / TRAINER).write_text(json.dumps({"step": step, "updates": updates}) + "\n")
+    if ledger is not None:
+        (aside / LEDGER).write_bytes(ledger)
     publish_folder(aside, final, replace=True)
     pointer = directory / f".{LATEST}.tmp"
     pointer.write_text(name + "\n")
@@ -61,19 +61,13 @@ def write_checkpoint(
     return final
 
 
-def latest_checkpoint(directory: Path) -> Path | None:
-    """Folder of the newest whole checkpoint in `directory`, or None."""
-    pointer = directory / LATEST
-    return directory / pointer.read_text().strip() if pointer.exists() else None
-
-
 def read_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Restore the optimiser's moments for `model`'s parameters; returns (step, updates)."""
-    tensors = load_file(checkpoint / _OPTIMIZER)
+    tensors = load_file(checkpoint / OPTIMIZER)
     for key, value in tensors.items():
         field, name = key.split("/", 1)
         optimizer.state[model.get_parameter(name)][field] = value
-    trainer = json.loads((checkpoint / _TRAINER).read_text())
+    trainer = json.loads((checkpoint / TRAINER).read_text())
     return int(trainer["step"]), int(trainer["updates"])
 
 

@@ -206,10 +206,13 @@ class Learner:
             for name, tensor in published_tensors(self.model).items()
         }
 
-    def save(self, directory: Path, step: int) -> Path:
-        """Write the checkpoint of `step` completed steps into `directory`; returns its folder."""
+    def save(self, directory: Path, step: int, ledger: bytes | None = None) -> Path:
+        """Write the checkpoint of `step` completed steps into `directory`; returns its folder.
+
+        `ledger` is what the coordinator goes on from, as JSON.
+        """
         return write_checkpoint(
-            directory, step, self.model, self.tokenizer, self.optimizer, updates=self.updates
+            directory, step, self.model, self.tokenizer, self.optimizer, self.updates, ledger
         )
 
     def restore(self, checkpoint: Path) -> int:

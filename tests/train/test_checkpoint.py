@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpc_rollart.errors import UserError
 from hpc_rollart.models.load import load_model, load_tokenizer
 from hpc_rollart.models.tiny import build_model, build_tokenizer
+from hpc_rollart.store.checkpoints import LEDGER, check_checkpoint, latest_checkpoint, read_ledger
 from hpc_rollart.train import checkpoint
-from hpc_rollart.train.checkpoint import latest_checkpoint
 from hpc_rollart.train.learner import AlgorithmSettings, Learner
 from tests.train.test_learner import batch, policy, weights
 
@@ -61,3 +62,53 @@ def test_files_are_as_readable_as_the_umask_allows(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
     modes = {p.stat().st_mode for p in folder.iterdir()}
     assert modes == {(tmp_path / "probe").stat().st_mode}
+
+
+def saved(tmp_path: Path, step: int = 3) -> Path:
+    """A whole checkpoint, of a step that was trained."""
+    learner = Learner(policy(), AlgorithmSettings(learning_rate=1e-3))
+    learner.step(batch(policy()))
+    return learner.save(tmp_path, step, b'{"ledger": {"step": %d}}' % step)
+
+
+def test_a_whole_checkpoint_tells_its_step_without_torch(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    assert check_checkpoint(folder, ledger=True) == 3
+    assert read_ledger(folder, 3) == {"ledger": {"step": 3}}
+    (folder / LEDGER).unlink()
+    assert check_checkpoint(folder, ledger=False) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("trainer.json", None, "no checkpoint: it has no trainer.json"),
+        ("trainer.json", b"{", "trainer.json is damaged"),
+        ("trainer.json", b'{"step": "x"}', "trainer.json is damaged"),
+        ("ledger.json", None, "no ledger.json"),
+        ("ledger.json", b'{"ledger": {"step": 2}}', "no ledger of step 3"),
+        ("model.safetensors", None, "no model.safetensors"),
+        ("model.safetensors", b"", "model.safetensors is damaged"),
+        ("optimizer.safetensors", b"x" * 100, "optimizer.safetensors is damaged"),
+        ("optimizer.safetensors", -1, "optimizer.safetensors is damaged: it has"),
+        ("config.json", None, "no config.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_error_that_names_the_file(
+    tmp_path: Path, name: str, damage: bytes | int | None, said: str
+) -> None:
+    folder = saved(tmp_path)
+    if damage is None:
+        (folder / name).unlink()
+    elif isinstance(damage, int):
+        (folder / name).write_bytes((folder / name).read_bytes()[:damage])
+    else:
+        (folder / name).write_bytes(damage)
+    with pytest.raises(UserError, match=said) as error:
+        check_checkpoint(folder, ledger=True)
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no directory"):
+        check_checkpoint(tmp_path / "none", ledger=False)

@@ -73,6 +73,16 @@ $(RAY_STAMP):
 	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt ray==2.60.0 numpy msgspec
 	touch $@
 
+.PHONY: testbed-up testbed-down testbed-status
+testbed-up: ## start a real Slurm of five hosts on this machine (as root; docs/testbed.md)
+	@$(PYTHON) -m slurm.testbed up
+
+testbed-down: ## take it down; what its jobs wrote stays
+	@$(PYTHON) -m slurm.testbed down
+
+testbed-status: ## show its nodes and their state
+	@$(PYTHON) -m slurm.testbed status
+
 submit: ## submit to a Slurm cluster (not in this version)
 	@echo "error: submitting to Slurm is not in this version; run on one machine with make quickstart" >&2
 	exit 2

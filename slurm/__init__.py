@@ -1,0 +1,1 @@
+"""Tools around Slurm that a developer of the project needs; no part of the installed package."""

@@ -1,7 +1,7 @@
 """What runs on each node of a Slurm job but the first: holds scratch directories and MPI's daemon.
 
-Started by `agent.py` through srun as ``python -m hpc_rollart.launch.node SCRATCH NAME RUN_ID COMMAND...``; the
-command is the one that mpirun wants to have run on the node. Not for people.
+Started by `agent.py` through srun, not by people: ``python -m hpc_rollart.launch.node SCRATCH NAME RUN_ID
+COMMAND...``, where the command is mpirun's own for the node.
 
 Slurm sends the signals of `scancel` and of preemption to all processes of a step. The daemon would end its
 ranks at once on SIGTERM, in the middle of a write. So it runs with these signals blocked; it unblocks them in

@@ -4,15 +4,18 @@ Started by the launcher as ``python -m hpc_rollart.launch.rank RUN_DIR ATTEMPT``
 """
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hpc_rollart.config.layout import blocks, pool_of
@@ -22,6 +25,7 @@ from hpc_rollart.fabric.errors import FabricError
 from hpc_rollart.fabric.mailbox import Mailbox
 from hpc_rollart.fabric.world import ComponentSpec, open_world
 from hpc_rollart.launch.attempt import Attempt, logs
+from hpc_rollart.launch.gpus import GPU_VENDOR, show_own_gpus
 from hpc_rollart.messages import AnyMessage, Fatal, Stop
 from hpc_rollart.observe.timeline import Timeline
 from hpc_rollart.rank import RankContext, record_failure
@@ -29,6 +33,40 @@ from hpc_rollart.rank import RankContext, record_failure
 # A rank that failed waits this long for the coordinator's `Stop`, so that the others end in good order.
 _STOP_WAIT_S = 20.0
 _PR_SET_PDEATHSIG = 1
+# Slurm sends these to every process of a job step: at `scancel`, before the time limit, at preemption.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopSignals:
+    """Takes the signals that ask to stop, from the rank's beginning to its end, and dies of none.
+
+    They may come to any rank, or to all of them; what they ask for is up to the coordinator.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._act: Callable[[], object] | None = None
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._note)
+        # Ctrl-C is the launcher's to handle. What starts ranks may have blocked these signals for itself.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_STOP_SIGNALS, signal.SIGHUP, signal.SIGINT})
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._asked = True
+        if self._act:
+            self._act()
+
+    @contextlib.contextmanager
+    def lead_to(self, act: Callable[[], object]) -> Iterator[None]:
+        """Within the body call `act` at every signal, and at once if there was one before."""
+        self._act = act
+        if self._asked:
+            act()
+        try:
+            yield
+        finally:
+            self._act = None
 
 
 def main(argv: list[str]) -> int:
@@ -37,9 +75,7 @@ def main(argv: list[str]) -> int:
     attempt = Attempt.read(run_dir, int(argv[1]))
     # A rank must not outlive the launcher that would end it.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Only the coordinator acts on the request to stop; to the others it comes as a message.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals = StopSignals()
     config = attempt.effective(load_resolved(run_dir))
     manifest = json.loads((run_dir / "manifest.json").read_text())
     world = open_world(
@@ -52,6 +88,8 @@ def main(argv: list[str]) -> int:
     )
     _redirect_output(logs(run_dir, attempt.number) / f"{world.component}-{world.rank}.log")
     with Timeline(run_dir / "timeline", world.component, world.rank) as timeline:
+        timeline.event("attempt", "wait", time.time(), 0.0, attempt=attempt.number)
+        checkpoint = Path(attempt.checkpoint) if attempt.checkpoint else None
         context = RankContext(
             config=config,
             run_dir=run_dir,
@@ -60,11 +98,26 @@ def main(argv: list[str]) -> int:
             world=world,
             mailbox=Mailbox(world.comm, AnyMessage, world.name_of),
             timeline=timeline,
+            step=attempt.step,
+            checkpoint=checkpoint,
         )
-        failed = asyncio.run(_live(context, Path(manifest["model_dir"])))
+        # A checkpoint is a whole model folder, tokenizer included.
+        failed = asyncio.run(_live(context, checkpoint or Path(manifest["model_dir"]), signals))
     whole = not failed and context.stop_reason != "failed" and not context.mailbox.lost
     world.close(graceful=whole, code=3 if failed else 0)
     return 0
+
+
+async def _play(context: RankContext, model_dir: Path) -> None:
+    """Play this rank's role, seeing its own GPUs only."""
+    world, config = context.world, context.config
+    print(f"{world.me.name}: process {os.getpid()}, attempt {context.attempt}")
+    if vendor := os.environ.get(GPU_VENDOR):  # in a Slurm job
+        block = next(block for block in blocks(config) if world.rank in block.ranks)
+        part = config.components[world.component]
+        seen = show_own_gpus(os.environ, part, block, world.rank, vendor)
+        print(f"sees GPUs {', '.join(seen) or 'none'}")
+    await _role(context, model_dir)
 
 
 def _role(context: RankContext, model_dir: Path) -> Coroutine[Any, Any, None]:
@@ -94,7 +147,7 @@ async def _live(context: RankContext, model_dir: Path) -> bool:
     if not world.is_coordinator:
         mailbox.on_lost(lambda rank: coordinator_lost.set() if rank == world.coordinator else None)
     moving = asyncio.create_task(mailbox.run(), name="mailbox")
-    playing = asyncio.create_task(_role(context, model_dir), name="role")
+    playing = asyncio.create_task(_play(context, model_dir), name="role")
     watching = asyncio.create_task(coordinator_lost.wait(), name="coordinator lost")
     try:
         await asyncio.wait({moving, playing, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,6 @@
 """How the ranks of a world are started inside a Slurm job: mpirun with srun as its agent, or srun alone."""
 
+import abc
 import contextlib
 import os
 import sys
@@ -15,16 +16,17 @@ from hpc_rollart.errors import LaunchError
 from hpc_rollart.launch import agent, mpirun, scratch
 from hpc_rollart.launch.allocation import Allocation, AllocationError, ask, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
+from hpc_rollart.launch.gpus import GPU_VENDOR
 from hpc_rollart.launch.rundir import RunDir, write_json
 
 # In older ones Slurm's PMIx plugin numbers nodes by name, but ranks by component. 22.05 was seen to fail and
 # 24.11 to work; what is between is refused until somebody has seen it work.
 _PMIX_ANY_ORDER = (24, 11)
-_END_DEADLINE_S = 20.0
-GPU_VENDOR = "ROLLART_GPU_VENDOR"
+# Daemons end by themselves when mpirun has, and clear their nodes' scratch; whoever has not by then is ended.
+_END_GRACE_S, _END_DEADLINE_S = 8.0, 25.0
 
 
-class SlurmLauncher:
+class SlurmLauncher(abc.ABC):
     """Common to both ways of starting ranks in a job.
 
     Parameters
@@ -45,6 +47,10 @@ class SlurmLauncher:
         self._run, self._attempt = run, attempt
         self._steps_before = set(steps(allocation.job_id))
 
+    @abc.abstractmethod
+    def command(self, config: RunConfig, rank_command: list[str]) -> list[str]:
+        """Return the command line that starts all ranks."""
+
     def environment(self, run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
         """Return the environment of the starting command and, through it, of every rank."""
         env = mpirun.environment(os.environ, run_id, scratch, shared_memory)
@@ -59,14 +65,16 @@ class SlurmLauncher:
 
     def end(self) -> None:
         """End the steps of this world that are still there, and wait until they are gone."""
-        deadline = time.monotonic() + _END_DEADLINE_S
+        began = time.monotonic()
         while left := set(steps(self._allocation.job_id)) - self._steps_before:
-            with contextlib.suppress(AllocationError):
-                ask(["scancel", "--signal=KILL", *sorted(left)])
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > _END_GRACE_S:
+                with contextlib.suppress(AllocationError):
+                    ask(["scancel", "--signal=KILL", *sorted(left)])
+            if waited > _END_DEADLINE_S:
                 print(f"steps {', '.join(sorted(left))} did not end within {_END_DEADLINE_S:g} s", flush=True)
                 return
-            time.sleep(0.5)
+            time.sleep(0.5 if waited < _END_GRACE_S else 2.0)
 
     def _interface(self) -> str | None:
         names = {

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hpc_rollart.config import RunConfig
-from hpc_rollart.launch import local, processes, scratch
+from hpc_rollart.launch import processes, scratch, world
 from hpc_rollart.launch.local import run_world
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.world import Outcome, World
@@ -133,7 +133,7 @@ def test_ranks_that_ignore_the_request_are_ended_at_the_deadline(
 ) -> None:
     config, run = world_of("deaf")
     monkeypatch.setattr(type(config), "stop_deadline_s", 0.5)
-    monkeypatch.setattr(local, "_MARGIN_S", 0.5)
+    monkeypatch.setattr(world, "_MARGIN_S", 0.5)
 
     def interrupt(world: World) -> None:
         if state(run) == "running" and not world.stopping:
@@ -185,7 +185,7 @@ def test_coordinator_that_stops_reporting_fails_the_run(world_of: Make) -> None:
 def test_rank_that_stays_after_the_end_is_ended_and_reported(
     world_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_LEAVE_GRACE_S", 0.5)
+    monkeypatch.setattr(world, "_LEAVE_GRACE_S", 0.5)
     config, run = world_of("linger")
     outcome = play(config, run)
     assert outcome == Outcome("failed", "all steps were done, but then ranks did not leave")

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the docstrings of the config schema, so that the two cannot differ."""
+"""Writes docs/configuration.md, and the table of docs/clusters.md, from the docstrings of the schemas."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.schema import (
     Component,
     EnvComponent,
@@ -19,6 +20,8 @@ from hpc_rollart.config.schema import (
 )
 
 PAGE = Path(__file__).with_name("configuration.md")
+CLUSTERS = Path(__file__).with_name("clusters.md")
+_BEGIN, _END = "<!-- keys: written by make docs -->", "<!-- end of keys -->"
 _INTRO = """# Configuration
 
 A run is one YAML file. `hpc-rollart config show conf/quickstart.yaml` checks one and prints it with every
@@ -54,13 +57,20 @@ def page() -> str:
     return "".join(parts)
 
 
+def clusters_page(text: str) -> str:
+    """Return docs/clusters.md, given as `text`, with the table of keys between its markers anew."""
+    before, _, rest = text.partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    return f"{before}{_BEGIN}\n{_table(Cluster)}\n{_END}{after}"
+
+
 def _components() -> str:
     text = "\nA mapping from a name of your choice to a component. Keys of every component:\n"
     common = set(Component.model_fields)
     text += _table(Component)
     text += (
-        "\nThere is exactly one trainer rank. The first rank of the first component of role `env` coordinates\n"
-        "the run, so that component needs two ranks or more.\n"
+        "\nThere is exactly one trainer rank. The first rank of the first component of role `env` "
+        "coordinates\nthe run, so that component needs two ranks or more.\n"
     )
     roles = (("trainer", TrainerComponent), ("generator", GeneratorComponent), ("env", EnvComponent))
     for role, model in roles:
@@ -90,7 +100,8 @@ def _rows(
             default = "by mode"
         rows.append(f"| `{prefix}{name}` | {kind} | {default} | {text} |")
         if below and nested:
-            rows += _rows(below[0], f"{prefix}{name}.")
+            of_many = "NAME." if typing.get_origin(field.annotation) is dict else ""
+            rows += _rows(below[0], f"{prefix}{name}.{of_many}")
     return rows
 
 
@@ -115,6 +126,8 @@ def _kind(annotation: Any) -> str:
         return "mapping"
     if origin is tuple:
         return f"list of {len(arguments)}"
+    if origin is list:
+        return f"list of {_kind(arguments[0])}"
     return _TYPES.get(annotation, str(annotation))
 
 
@@ -127,4 +140,5 @@ def _default(value: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}", file=sys.stderr)
+    CLUSTERS.write_text(clusters_page(CLUSTERS.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {PAGE} and the table of {CLUSTERS}", file=sys.stderr)

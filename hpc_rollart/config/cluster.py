@@ -5,18 +5,97 @@ for writing one are in docs/clusters.md.
 """
 
 import os
+import re
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
-from hpc_rollart.config.load import ConfigError, check_document
+from hpc_rollart.config import explain
+from hpc_rollart.config.load import ConfigError, _apply, _locator, _read
+from hpc_rollart.config.problem import Problem
 from hpc_rollart.config.schema import Count, Name, Seconds, Section
 
-# Text that becomes the value of an sbatch option: one word, so that it cannot become anything else.
-Word = Annotated[str, Field(pattern=r"^[^\s'\"\\`$;&|<>(){}]+$", max_length=200)]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+# --- words of sbatch options -------------------------------------------------------------------------
+# Text that becomes the value of an option is one word, so that it cannot become anything else.
+
+_SHELL = "'\"\\`$;&|<>(){}*?!#"
+
+
+def _refuse(value: str, characters: str) -> None:
+    bad = dict.fromkeys(c for c in value if c in characters or c.isspace() or not c.isprintable())
+    if bad or not value:
+        shown = f": leave out {' '.join('blanks' if c.isspace() else c for c in bad)}" if bad else ""
+        raise ValueError(f"expected one word without blanks, quotes and what a shell would read{shown}")
+
+
+def _word(value: str) -> str:
+    _refuse(value, _SHELL)
+    return value
+
+
+def _constraint(value: str) -> str:
+    _refuse(value, "".join(set(_SHELL) - set("&|()*!")))
+    return value
+
+
+def _account(value: str) -> str:
+    _refuse(value.replace("{account}", "x"), _SHELL)
+    return value
+
+
+def _gres(value: str) -> str:
+    if "{count}" not in value:
+        raise ValueError("expected {count} where the number of GPUs goes, such as gpu:{count}")
+    _refuse(value.replace("{count}", "1"), _SHELL)
+    return value
+
+
+def _option(value: Any) -> Any:
+    if not isinstance(value, str | bool | int):
+        raise ValueError("expected one word, a whole number, true or false")
+    return _word(value) if isinstance(value, str) else value
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("expected a variable's name of letters, digits and _, no digit first")
+    return value
+
+
+Word = Annotated[str, AfterValidator(_word), Field(max_length=200)]
+Constraint = Annotated[str, AfterValidator(_constraint), Field(max_length=200)]
+Account = Annotated[str, AfterValidator(_account), Field(max_length=200)]
+Gres = Annotated[str, AfterValidator(_gres), Field(max_length=200)]
+Option = Annotated[str | bool | int, BeforeValidator(_option)]
+VariableName = Annotated[str, AfterValidator(_variable)]
+
+# Options that other keys, or the run itself, decide.
+_DECIDED = {
+    "account": "account",
+    "constraint": "constraint",
+    "gres": "gres",
+    "mem": "memory",
+    "no-requeue": "requeue",
+    "partition": "partition",
+    "qos": "qos",
+    "requeue": "requeue",
+    "reservation": "reservation",
+    "signal": "signal",
+    "time": "time",
+    "array": None,
+    "cpus-per-task": None,
+    "error": None,
+    "job-name": None,
+    "nodes": None,
+    "ntasks": None,
+    "ntasks-per-node": None,
+    "output": None,
+}
+
+# --- the profile -------------------------------------------------------------------------------------
 
 
 class Partition(Section):
@@ -25,29 +104,33 @@ class Partition(Section):
     partition: Word | None = None
     """`--partition`; null where the site chooses it from the other options."""
     gpu: Name | None = None
-    """Type of the GPUs, in this profile's words; a component's `gpu` names it. Null: a CPU partition."""
-    gres: Word | None = None
-    """`--gres` with `{count}` for the number of GPUs of a node, such as `gpu:a100:{count}`."""
+    """Type of the GPUs, in this profile's words; a component's `gpu` names it, and means the first partition
+    that has it. Null: no GPUs are asked for here."""
+    gres: Gres | None = None
+    """`--gres` with `{count}` for the number of GPUs on a node, such as `gpu:a100:{count}`; null:
+    `--gpus-per-node` with the type `gpu`, which then must be the site's name for it."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """GPUs of one node."""
     cpus_per_node: Count | None = None
-    """Cores that a job may use on one node; null: not checked."""
+    """Cores, not hardware threads, that a job may use on one node; null: not checked."""
     whole_nodes: bool = False
-    """The site gives whole nodes only, and all their GPUs."""
-    account: Word | None = None
+    """Ask for whole nodes with all their GPUs, as some sites give no others. Where nodes are shared,
+    components in the same partition need this too, so that each has nodes of its own."""
+    account: Account | None = None
     """`--account` of this partition, where it differs from the profile's; `{account}` stands for that."""
     qos: Word | None = None
     """`--qos`, where it differs from the profile's."""
-    constraint: Word | None = None
-    """`--constraint`."""
+    constraint: Constraint | None = None
+    """`--constraint`; features may be joined, such as `gpu&hbm80g`."""
     memory: Word | None = None
     """`--mem` of one node, such as `64G` or `0` for all of it."""
     max_nodes: Count | None = None
     """Most nodes of one job here; null: not checked."""
     max_time: Seconds | None = None
     """Longest job here; null: not checked."""
-    options: dict[Name, Word | bool | int] = {}
-    """Further sbatch options by long name, without the dashes; `true` for one without a value."""
+    options: dict[Name, Option] = {}
+    """Further sbatch options by long name, without the dashes; `true` for one without a value, `false` to
+    leave out one of the profile's."""
     interface: Word | None = None
     """Network interface of these nodes, where it differs from the profile's."""
 
@@ -122,8 +205,9 @@ class Cluster(Section):
     scratch: str = "/tmp"
     """Node-local directory, for sockets, caches and temporary files; `$NAME` at its start is a variable."""
     interface: Word | None = None
-    """Network interface between the nodes for MPI and NCCL; null: they choose."""
-    options: dict[Name, Word | bool | int] = {}
+    """Network interface between the nodes for MPI and NCCL, its full name as `ip -br addr` shows it; null:
+    they choose."""
+    options: dict[Name, Option] = {}
     """Further sbatch options of every component."""
 
 
@@ -144,11 +228,65 @@ def load_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
         There is none of that name, or it is wrong; one line per problem.
     """
     path = find_cluster(name)
-    cluster: Cluster = check_document(path, overrides, Cluster)
+    try:
+        return _checked(path, overrides)
+    except ConfigError as error:
+        raise ConfigError([_of_a_cluster(line) for line in error.lines]) from None
+
+
+def _checked(path: Path, overrides: Sequence[str]) -> Cluster:
+    document = _read(path)
+    data, applied = _apply(document.data, overrides)
+    where = _locator(str(path), document, applied, data)
+    try:
+        cluster = Cluster.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([where(problem) for problem in _explained(error, data)]) from None
     problems = _across_keys(cluster)
     if problems:
-        raise ConfigError([f"{path}: {problem}" for problem in problems])
+        raise ConfigError([where(problem) for problem in problems])
     return cluster
+
+
+def _of_a_cluster(line: str) -> str:
+    """Put what was said for a run's file into a cluster's words: the flag of overrides, and examples."""
+    line = re.sub(r"^-o ", "-c ", line)
+    line = line.replace(" (with -o ", " (with -c ").replace("such as run.steps=100", "such as time=2h")
+    line = line.replace("for example run.steps=100", "for example time=2h")
+    return line.replace("keys such as run, model and tasks", "keys such as description, partitions and roles")
+
+
+def _explained(error: ValidationError, data: Any) -> list[Problem]:
+    """Return the problems as for a run's file, but with the keys and choices of a cluster's."""
+    out = []
+    explained = explain.problems(error, data)
+    for item, problem in zip(error.errors(include_url=False), explained, strict=True):
+        if item["type"] == "extra_forbidden":
+            keys = _keys(problem.path[:-1])
+            near = explain.nearest(str(problem.path[-1]), keys)
+            mend = f"did you mean {near}?" if near else f"keys here: {', '.join(keys)}"
+            problem = Problem(problem.path, f"unknown key; {mend}")
+        elif item["type"] == "literal_error":
+            problem = Problem(problem.path, f"must be {item['ctx']['expected']}, not {item['input']!r}")
+        out.append(problem)
+    return out
+
+
+def _keys(path: tuple[str | int, ...]) -> list[str]:
+    """Return the keys that the schema has at `path`."""
+    model: type[BaseModel] = Cluster
+    for key in path:
+        field = model.model_fields.get(str(key))
+        if field is not None:  # otherwise a name that the profile chose, such as a partition's
+            model = _model(field.annotation) or model
+    return list(model.model_fields)
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """Return the section in an annotation such as `dict[Name, Section]` or `Section | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model, typing.get_args(annotation))), None)
 
 
 def find_cluster(name: str) -> Path:
@@ -173,18 +311,41 @@ def _folders() -> list[Path]:
     return [Path("conf/cluster").absolute(), config / "hpc_rollart" / "cluster", shipped]
 
 
-def _across_keys(cluster: Cluster) -> list[str]:
-    problems: list[str] = []
+def _across_keys(cluster: Cluster) -> list[Problem]:
+    problems = _decided("options", cluster.options)
     known = ", ".join(cluster.partitions)
     for role, name in cluster.roles.items():
         if name not in cluster.partitions:
-            problems.append(f"roles.{role}: there is no partition {name!r}; partitions: {known}")
+            problems.append(Problem(("roles", role), f"there is no partition {name!r}; partitions: {known}"))
     for name, part in cluster.partitions.items():
-        where = f"partitions.{name}"
-        if (part.gpu is None) != (part.gpus_per_node == 0):
-            problems.append(f"{where}: give gpu and gpus_per_node both, or neither")
-        if part.gres is not None and "{count}" not in part.gres:
-            problems.append(f"{where}.gres: {part.gres!r} has no {{count}} for the number of GPUs")
+        problems += _across_partition(name, part)
+    if cluster.container is not None:
+        fits = {"nvidia": "nv", "amd": "rocm"}[cluster.gpu_vendor]
+        if cluster.container.gpu not in (fits, "none"):
+            text = (
+                f"{cluster.container.gpu} does not fit gpu_vendor {cluster.gpu_vendor}; give {fits} or none"
+            )
+            problems.append(Problem(("container", "gpu"), text))
+    return list(dict.fromkeys(problems))
+
+
+def _across_partition(name: str, part: Partition) -> list[Problem]:
+    path = ("partitions", name)
+    problems = _decided(f"partitions.{name}.options", part.options)
+    if (part.gpu is None) != (part.gpus_per_node == 0):
+        problems.append(Problem(path, "give gpu and gpus_per_node both, or neither"))
+    elif part.gpu is None and part.gres is not None:
+        problems.append(Problem((*path, "gres"), "give gpu and gpus_per_node too, or remove it"))
+    return problems
+
+
+def _decided(where: str, options: dict[str, str | bool | int]) -> list[Problem]:
+    problems = []
+    for name in options:
+        if name in _DECIDED:
+            key = _DECIDED[name]
+            mend = f"use the key {key}" if key else "it follows from the run's components and name; remove it"
+            problems.append(Problem((*where.split("."), name), f"--{name} is not set here: {mend}"))
     return problems
 
 

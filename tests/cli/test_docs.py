@@ -13,6 +13,7 @@ import yaml
 
 from hpc_rollart.cli import app
 from hpc_rollart.config import load
+from hpc_rollart.config.cluster import Cluster, cluster_names
 from hpc_rollart.config.schema import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -74,13 +75,35 @@ def test_submitting_is_refused_in_plain_words() -> None:
     assert "run on one machine with make quickstart" in done.stderr
 
 
-def test_configuration_page_is_what_the_schema_says() -> None:
+@pytest.fixture(scope="module")
+def make_configuration() -> Any:
     script = ROOT / "docs" / "make_configuration.py"
     spec = importlib.util.spec_from_file_location("make_configuration", script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (ROOT / "docs" / "configuration.md").read_text() == module.page(), "run make docs"
+    return module
+
+
+def test_configuration_page_is_what_the_schema_says(make_configuration: Any) -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == make_configuration.page(), "run make docs"
+
+
+def test_clusters_page_has_every_key_of_a_profile(make_configuration: Any) -> None:
+    text = (ROOT / "docs" / "clusters.md").read_text()
+    assert text == make_configuration.clusters_page(text), "run make docs"
+    assert {f"| `{key}` |" for key in Cluster.model_fields} <= set(
+        re.findall(r"^\| `\w+` \|", text, re.MULTILINE)
+    )
+
+
+def test_clusters_page_lists_every_shipped_profile() -> None:
+    shipped = {path.stem for path in (ROOT / "conf" / "cluster").glob("*.yaml")}
+    assert shipped <= set(cluster_names())
+    text = (
+        (ROOT / "docs" / "clusters.md").read_text().partition("## Shipped profiles")[2].partition("\n## ")[0]
+    )
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == shipped
 
 
 def test_every_field_of_the_schema_is_described() -> None:
@@ -93,11 +116,13 @@ def test_every_field_of_the_schema_is_described() -> None:
         ]
 
     assert undescribed(RunConfig.model_json_schema()) == []
+    assert undescribed(Cluster.model_json_schema()) == []
 
 
 @pytest.mark.parametrize(("page", "text"), fenced("yaml"), ids=lambda value: value[:20])
 def test_yaml_of_the_pages_is_yaml_of_known_keys(page: str, text: str) -> None:
-    assert set(yaml.safe_load(text)) <= set(RunConfig.model_fields), page
+    model = Cluster if page == "clusters.md" else RunConfig
+    assert set(yaml.safe_load(text)) <= set(model.model_fields), page
 
 
 @pytest.mark.parametrize(("page", "text"), fenced("python"), ids=lambda value: value[:20])

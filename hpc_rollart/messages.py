@@ -53,6 +53,14 @@ class Stop(Message):
     reason: str
 
 
+class StopAsked(Message):
+    """A rank got a signal to stop: end the run in good order."""
+
+
+class Alive(Message):
+    """A rank's sign of life, every few seconds from its `Hello` on."""
+
+
 class Bye(Message):
     """The rank has flushed everything and will now finalize."""
 
@@ -225,11 +233,15 @@ class BatchItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(Message):
-    """What step `step` trains on, from weight version `version`; in order of group, then member."""
+    """What step `step` trains on, from weight version `version`; in order of group, then member.
+
+    `resume` is what the coordinator would go on from after this step, as JSON: part of its checkpoint.
+    """
 
     step: int
     version: int
     items: list[BatchItem]
+    resume: bytes = b""
 
 
 class Fetch(Message):
@@ -260,6 +272,17 @@ class StepDone(Message):
     metrics: dict[str, Any]
 
 
+class Sync(Message):
+    """Trainer to coordinator and env ranks, before a checkpoint: put what you were told or have on disk.
+
+    All messages sent before are dealt with by then, so the checkpoint's steps have their lines and rows.
+    """
+
+
+class Synced(Message):
+    """It is on disk."""
+
+
 # --- trainer <-> generators: weights ----------------------------------------------------------------
 
 
@@ -280,11 +303,11 @@ class Received(Message):
 
 
 AnyMessage = (
-    Hello | Stop | Bye | Fatal
+    Hello | Stop | StopAsked | Alive | Bye | Fatal
     | FreeSlots | Admit | Finished | Failed | Cancel | Cancelled
     | Generate | Generated | EndRequest
     | Started | Installed | MayInstall
-    | NextBatch | NotYet | Batch | Fetch | Trajectories | StepDone
+    | NextBatch | NotYet | Batch | Fetch | Trajectories | StepDone | Sync | Synced
     | Publish | Received
 )  # fmt: skip
 """All that may travel; the mailbox refuses anything else."""

@@ -32,17 +32,21 @@ class Progress:
     steps
         Steps the run is to do.
     t_start
-        Unix seconds.
+        When the attempt began, in Unix seconds; `restore` puts it back by the time that earlier ones worked.
+    attempt, step
+        Which attempt this is, and the steps done by those before.
     """
 
     tasks: list[str]
     steps: int
     t_start: float
+    attempt: int = 0
     step: int = 0
     installed: dict[int, int] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)
     staleness: dict[str, float] = field(default_factory=dict)
     by_task: list[TaskProgress] = field(init=False)
+    _first_version: int = field(init=False)
     _rate: deque[tuple[float, int]] = field(default_factory=deque)
     _batch: Batch | None = None
     _turns: dict[int, int] = field(default_factory=dict)
@@ -50,6 +54,20 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.by_task = [TaskProgress(name) for name in self.tasks]
+        self._first_version = self.step
+
+    def state(self) -> dict[str, Any]:
+        """What a later attempt needs to count on from here, as JSON-able data."""
+        return {
+            "elapsed_s": time.time() - self.t_start,
+            "tasks": [[task.finished, task.failed, task.reward] for task in self.by_task],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Count on from what `state` gave."""
+        self.t_start -= state["elapsed_s"]
+        for task, (finished, failed, reward) in zip(self.by_task, state["tasks"], strict=True):
+            task.finished, task.failed, task.reward = finished, failed, reward
 
     def begin(self, now: float) -> None:
         """The ranks are ready; steps are paced from here."""
@@ -71,7 +89,7 @@ class Progress:
 
     def weights_installed(self, source: int, message: Installed) -> None:
         """A generator serves a new version."""
-        newest = message.version > max(self.installed.values(), default=0)
+        newest = message.version > max(self.installed.values(), default=self._first_version)
         self.installed[source] = message.version
         # The generator that paused longest says what the version cost.
         self.waits["exposed_s"] = max(message.exposed_s, 0.0 if newest else self.waits.get("exposed_s", 0.0))
@@ -105,6 +123,7 @@ class Progress:
         lags = Counter(item.staleness for item in batch.items)
         return {
             "step": message.step,
+            "attempt": self.attempt,
             "version": batch.version,
             "t": now,
             "reward": rewards,
@@ -132,12 +151,13 @@ class Progress:
         now = time.time()
         return {
             "state": state,
+            "attempt": self.attempt,
             "step": self.step,
             "steps": self.steps,
             "t": now,
             "t_start": self.t_start,
             "eta_s": self._eta_s(),
-            "version": min(self.installed.values(), default=0),
+            "version": min(self.installed.values(), default=self._first_version),
             "tasks": {
                 task.name: {"reward": task.reward, "trajectories": task.finished, "failed": task.failed}
                 for task in self.by_task

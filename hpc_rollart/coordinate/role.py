@@ -6,20 +6,24 @@ It holds metadata only. Nothing here decides who runs, what is stale or what mak
 
 import asyncio
 import contextlib
-import signal
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from hpc_rollart.config.layout import pools
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.coordinate.life import LifeSigns
 from hpc_rollart.coordinate.progress import Progress
 from hpc_rollart.core import types as core
 from hpc_rollart.core.ledger import Ledger
 from hpc_rollart.core.router import Router
+from hpc_rollart.core.state import LedgerState
 from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.messages import (
     Admit,
+    Alive,
     Batch,
     BatchItem,
     Bye,
@@ -37,11 +41,16 @@ from hpc_rollart.messages import (
     Started,
     StepDone,
     Stop,
+    StopAsked,
+    Sync,
+    Synced,
     Ticket,
 )
 from hpc_rollart.observe.metrics import MetricsWriter
 from hpc_rollart.observe.status import StatusFile
-from hpc_rollart.rank import RankContext, record_failure
+from hpc_rollart.rank import RankContext, record_end, record_failure
+from hpc_rollart.store.checkpoints import read_ledger
+from hpc_rollart.store.schema import first_trajectory
 
 _STATUS_EVERY_S = 0.5
 _BYE_AFTER_FAILURE_S = 10.0
@@ -63,17 +72,28 @@ class Coordinator:
         self.context = context
         self.config = config
         self.mailbox = context.mailbox
-        self.ledger = Ledger(_rules(config), [core.Task(t.name, t.weight, t.affinity) for t in config.tasks])
+        saved = _saved(context)
+        self.ledger = Ledger(
+            _rules(config),
+            [core.Task(t.name, t.weight, t.affinity) for t in config.tasks],
+            state=LedgerState.from_plain(saved["ledger"]) if saved else None,
+            first_trajectory=first_trajectory(context.attempt),
+        )
         self.router = Router(pools(config), world.generators)
-        self.progress = Progress([t.name for t in config.tasks], config.run.steps, time.time())
-        self.metrics = MetricsWriter(context.run_dir)
+        self.progress = Progress(
+            [t.name for t in config.tasks], config.run.steps, time.time(), context.attempt, context.step
+        )
+        if saved:
+            self.progress.restore(saved["progress"])
+        self.metrics = MetricsWriter(context.run_dir, context.step)
         self.status = StatusFile(context.run_dir)
         self.free_slots: dict[int, int] = {}
         self.home: dict[int, tuple[int, int]] = {}  # trajectory -> (env rank, task)
-        self.installed = dict.fromkeys(world.generators, 0)
+        self.installed = dict.fromkeys(world.generators, context.step)
         self.hellos: set[int] = set()
         self.byes: set[int] = set()
-        self.allowed_version = 0
+        self.life = LifeSigns(config.launch.heartbeat_s)
+        self.allowed_version = context.step
         self.waiting_trainer: tuple[int, Reply] | None = None
         self.trainer_asked = 0.0
         self.last_event = time.monotonic()
@@ -89,6 +109,8 @@ class Coordinator:
         """Register a handler for everything that other ranks tell the coordinator."""
         mailbox = self.mailbox
         mailbox.on(Hello, self.on_hello)
+        mailbox.on(Alive, self.on_alive)
+        mailbox.on(StopAsked, self.on_stop_asked)
         mailbox.on(FreeSlots, self.on_free_slots)
         mailbox.on(Started, self.on_started)
         mailbox.on(Finished, self.on_finished)
@@ -97,6 +119,7 @@ class Coordinator:
         mailbox.on(Installed, self.on_installed)
         mailbox.on_request(NextBatch, self.on_next_batch)
         mailbox.on(StepDone, self.on_step_done)
+        mailbox.on_request(Sync, self.on_sync)
         mailbox.on(Bye, self.on_bye)
         mailbox.on(Fatal, self.on_fatal)
         mailbox.on_lost(self.on_lost)
@@ -104,6 +127,17 @@ class Coordinator:
     def on_hello(self, source: int, _message: Hello) -> None:
         """A rank is ready."""
         self.hellos.add(source)
+        self.life.heard(source)
+
+    def on_alive(self, source: int, _message: Alive) -> None:
+        """A rank's event loop turns."""
+        self.life.heard(source)
+
+    def on_stop_asked(self, source: int, _message: StopAsked) -> None:
+        """A signal to stop came to some rank, or to all: one end for all of them."""
+        if not self.end.is_set():
+            print(f"asked to stop by a signal to {self.context.world.name_of(source)}")
+        self.finish("interrupted")
 
     def on_free_slots(self, source: int, message: FreeSlots) -> None:
         """An env rank has room."""
@@ -171,9 +205,15 @@ class Coordinator:
         if message.step + 1 == self.config.run.steps:
             self.finish("done")
 
+    def on_sync(self, _source: int, _message: Sync, reply: Reply) -> None:
+        """A checkpoint is to follow: the lines of its steps, which were reported before, go to disk."""
+        self.metrics.sync()
+        reply(Synced())
+
     def on_bye(self, source: int, _message: Bye) -> None:
         """A rank has flushed all it holds."""
         self.byes.add(source)
+        self.life.forget(source)
 
     def on_fatal(self, source: int, message: Fatal) -> None:
         """A rank cannot go on."""
@@ -218,7 +258,10 @@ class Coordinator:
             )
             for item in batch.items
         ]
-        message = Batch(step=batch.step, version=batch.version, items=items)
+        resume = {"ledger": self.ledger.state().plain(), "progress": self.progress.state()}
+        message = Batch(
+            step=batch.step, version=batch.version, items=items, resume=json.dumps(resume).encode()
+        )
         self.progress.batch_cut(message)
         reply(message)
         self._cancel(cancels)
@@ -300,14 +343,13 @@ class Coordinator:
         RunFailed
             A rank failed or was lost, or nothing progressed for `launch.stall_deadline_s`.
         """
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, self.finish, "interrupted")
-        self.listen()
         await self._gather_ranks()
         if not self.end.is_set():
             self.state = "running"
             self.progress.begin(time.time())
             self.last_event = time.monotonic()
+            if self.ledger.done:  # the attempt before was killed between its last checkpoint and its end
+                self.finish("done")
             await self._watch()
         await self._wind_up()
         if self.failure:
@@ -328,6 +370,7 @@ class Coordinator:
                 self.fail(
                     min(missing), f"not ready after launch.start_deadline_s = {seconds:g} s; missing: {names}"
                 )
+            self._fail_the_silent()
             await self._pause(0.1)
 
     async def _watch(self) -> None:
@@ -352,14 +395,30 @@ class Coordinator:
                 self.finish("done")
             else:
                 self.pump()
+            self._fail_the_silent()
             self._write_status()
+
+    def _fail_the_silent(self) -> bool:
+        """Fail the run if a rank that should be at work gives no sign of life; returns whether one does."""
+        silent = self.life.silent(time.monotonic()) - self.mailbox.lost
+        if silent:
+            limit_s = self.config.launch.heartbeat_s
+            self.fail(
+                min(silent),
+                f"no sign of life for {limit_s:g} s (launch.heartbeat_s): the node may be down or cut off",
+            )
+        return bool(silent)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.end.wait(), seconds)
 
     async def _wind_up(self) -> None:
-        """Stop those that write first; the generators may still be needed by a last broadcast."""
+        """Stop the trainer, then env ranks, then generators.
+
+        For its last checkpoint the trainer needs what the env ranks hold on disk, and a last broadcast may
+        still need the generators.
+        """
         world = self.context.world
         self.state = "stopping"
         self._write_status(f"stopping: {self.end_reason}")
@@ -368,13 +427,15 @@ class Coordinator:
         self.ledger.shutdown()
         seconds = _BYE_AFTER_FAILURE_S if self.failure else self.config.stop_deadline_s
         deadline = time.monotonic() + seconds
-        writers = {*world.ranks_of("trainer"), *world.ranks_of("env")}
-        for ranks in (writers, set(world.generators)):
+        trainers, envs = set(world.ranks_of("trainer")), set(world.ranks_of("env"))
+        order = [trainers | envs] if self.failure else [trainers, envs]
+        for ranks in (*order, set(world.generators)):
             for rank in ranks:
                 self.mailbox.send(rank, Stop(reason=self.end_reason))
             await self._byes(ranks, deadline)
         self.metrics.close()
         self.state = self.end_reason
+        record_end(self.context, self.state, self.progress.step, self.ledger.dispatched)
         self._write_status(self.note)
 
     async def _byes(self, ranks: set[int], deadline: float) -> None:
@@ -389,6 +450,10 @@ class Coordinator:
             if time.monotonic() > deadline:
                 self.fail(min(missing), f"did not stop in time (waited for {names})")
                 record_failure(self.context, min(missing), f"did not stop in time (waited for {names})")
+                return
+            if not self.failure and self._fail_the_silent():
+                assert self.failure
+                record_failure(self.context, *self.failure)
                 return
             if time.monotonic() - told > _STATUS_EVERY_S:
                 told = time.monotonic()
@@ -421,6 +486,15 @@ def _rules(config: RunConfig) -> core.Rules:
     )
 
 
-async def main(context: RankContext) -> None:
-    """Coordinate the run until it ends."""
-    await Coordinator(context).run()
+def _saved(context: RankContext) -> dict[str, Any] | None:
+    """What the attempt before left for this one; None for a run that begins."""
+    if context.checkpoint is None or context.step == 0:
+        return None
+    return read_ledger(context.checkpoint, context.step)
+
+
+def main(context: RankContext) -> Coroutine[Any, Any, None]:
+    """Coordinate the run until it ends; listens to the other ranks from the call on."""
+    coordinator = Coordinator(context)
+    coordinator.listen()
+    return coordinator.run()

@@ -416,6 +416,11 @@ class Ledger:
         """Whether every batch of the run has been cut."""
         return self.step >= self.rules.total_steps
 
+    @property
+    def dispatched(self) -> int:
+        """Trajectories dispatched by this ledger itself, since `first_trajectory`."""
+        return self._next_trajectory - self._first_trajectory
+
     def counts(self, task: int | None = None) -> dict[str, int]:
         """Trajectories so far dispatched (`started`) and ended in each status, of one task or of all."""
         total: Counter[str] = sum(self._counts if task is None else [self._counts[task]], Counter())

@@ -159,7 +159,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
     context
         The rank's place in the run.
     model_dir
-        The policy to begin with, version 0.
+        The policy to begin with, version `context.step`.
     """
     config, world = context.config, context.world
     part = config.components[world.component]
@@ -176,6 +176,8 @@ async def main(context: RankContext, model_dir: Path) -> None:
         prefill_tokens=part.engine.prefill_tokens,
         deterministic=part.engine.deterministic,
     )
+    if context.step:
+        engine.install(published_tensors(model), context.step)  # the weights it has, by their version
     subscriber = Subscriber(
         MpiTransport(world.weights_comm),
         context.mailbox,

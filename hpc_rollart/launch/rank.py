@@ -139,18 +139,25 @@ def _role(context: RankContext, model_dir: Path) -> Coroutine[Any, Any, None]:
     return env(context, model_dir)
 
 
-async def _live(context: RankContext, model_dir: Path) -> bool:
+async def _live(context: RankContext, model_dir: Path, signals: StopSignals) -> bool:
     """Play the role to its end; returns whether this rank failed."""
     mailbox, world = context.mailbox, context.world
     mailbox.on(Stop, context.on_stop)
     coordinator_lost = asyncio.Event()
     if not world.is_coordinator:
         mailbox.on_lost(lambda rank: coordinator_lost.set() if rank == world.coordinator else None)
-    moving = asyncio.create_task(mailbox.run(), name="mailbox")
+    loop = asyncio.get_running_loop()
+    # The role first: the coordinator's handlers must be there before its mailbox takes anything.
     playing = asyncio.create_task(_play(context, model_dir), name="role")
+    moving: asyncio.Task[Any] = asyncio.create_task(mailbox.run(), name="mailbox")
     watching = asyncio.create_task(coordinator_lost.wait(), name="coordinator lost")
+    ends: set[asyncio.Task[Any]] = {playing, moving, watching}
+    tasks = set(ends)
+    if not world.is_coordinator:
+        tasks.add(asyncio.create_task(context.show_life(), name="signs of life"))
     try:
-        await asyncio.wait({moving, playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        with signals.lead_to(lambda: loop.call_soon_threadsafe(context.ask_to_stop)):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if coordinator_lost.is_set():
             raise RunFailed("the coordinator was lost")
         await (playing if playing.done() else moving)
@@ -158,9 +165,9 @@ async def _live(context: RankContext, model_dir: Path) -> bool:
         await _fail(context, error)
         return True
     finally:
-        for task in (playing, watching, moving):
+        for task in tasks:
             task.cancel()
-        await asyncio.wait({playing, watching, moving}, timeout=_STOP_WAIT_S)
+        await asyncio.wait(tasks, timeout=_STOP_WAIT_S)
     return False
 
 

@@ -2,15 +2,19 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary import Writer
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hpc_rollart.errors import UserError
+from hpc_rollart.folders import sync
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -34,13 +38,27 @@ class MetricsWriter:
     """Appends to ``RUN/metrics.jsonl`` and writes scalars under ``RUN/tensorboard``.
 
     A NaN or an infinity, for which JSON has no word, becomes null (and no TensorBoard point).
+
+    Parameters
+    ----------
+    run_dir
+        The run's directory.
+    step
+        The first step that will be written. What an earlier attempt of the run wrote of this one and later
+        ones is cut off, and TensorBoard is told to forget it.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, step: int = 0) -> None:
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
+        path = run_dir / METRICS_FILE
+        again = path.exists()
+        if again:
+            _cut_back(path, step)
         # Unbuffered: a line is on its way to disk, whole, before the step counts as reported.
-        self._file = open(run_dir / METRICS_FILE, "ab", buffering=0)  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        if again:
+            _forget_from(run_dir / "tensorboard", step)
         self._tensorboard = Writer(str(run_dir / "tensorboard"))
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -50,6 +68,10 @@ class MetricsWriter:
             if tag != "step":
                 self._tensorboard.add_scalar(tag, value, int(line["step"]))
         self._tensorboard.flush()
+
+    def sync(self) -> None:
+        """Wait until every line written so far is on disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close both files; calling it twice is fine."""
@@ -62,6 +84,34 @@ class MetricsWriter:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Keep the lines of the steps before `step`, so that each step has one line, in order."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _step(line) < step]
+    if len(kept) == len(lines):
+        return
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_bytes(b"".join(kept))
+    sync(aside)
+    aside.replace(path)
+    sync(path.parent)
+
+
+def _step(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # damaged: better a step without a line than a file that nobody can read
+
+
+def _forget_from(directory: Path, step: int) -> None:
+    """Make TensorBoard drop the points from `step` on that event files before this moment hold."""
+    # The beginning of a session says so; it has no place among the scalars of `Writer`.
+    events = EventFileWriter(str(directory))
+    events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+    events.close()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,9 @@ FLUSH_EVERY_S = 1.0
 # A burst beyond this is written at once, so that memory stays bounded between two timed flushes.
 MAX_BUFFERED = 4096
 
+# A block of buffered events is far shorter, so a torn line begins within it.
+_LONGEST_BLOCK = 1 << 24
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -26,7 +29,8 @@ class Timeline:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"{component}-{rank}.jsonl"
-        self._fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self._fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600)
+        _end_the_last_line(self._fd)
         # (name, category, start, duration, args): turned into JSON when written, not when recorded.
         self._events: list[tuple[str, str, float, float, dict[str, Any]]] = []
         self._flushed_at = time.time()
@@ -65,6 +69,15 @@ class Timeline:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _end_the_last_line(fd: int) -> None:
+    """Cut off the part of a line that a killed writer left, lest the next line becomes one with it."""
+    size = os.fstat(fd).st_size
+    if not size or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    tail = os.pread(fd, min(size, _LONGEST_BLOCK), max(0, size - _LONGEST_BLOCK))
+    os.ftruncate(fd, size - len(tail) + tail.rfind(b"\n") + 1)
 
 
 class Span:

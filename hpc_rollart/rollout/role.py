@@ -29,6 +29,8 @@ from hpc_rollart.messages import (
     Generated,
     Message,
     Sampling,
+    Sync,
+    Synced,
     Ticket,
     Trajectories,
 )
@@ -132,6 +134,11 @@ class EnvRank:
                 sampled=_concatenate([e.sampled for e in episodes], np.uint8),
             )
         )
+
+    def on_sync(self, _source: int, _message: Sync, reply: Reply) -> None:
+        """A checkpoint is to follow: the rows of what was trained on go to disk."""
+        self.shard.sync()
+        reply(Synced())
 
     # --- one episode -------------------------------------------------------------------------------
 
@@ -300,7 +307,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
     context
         The rank's place in the run.
     model_dir
-        The policy's directory; only its tokenizer is read.
+        The policy's directory, or a checkpoint of it; only its tokenizer is read.
     """
     config, world = context.config, context.world
     part = config.components[world.component]
@@ -325,6 +332,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
         context.mailbox.on(Admit, rank.on_admit)
         context.mailbox.on(Cancel, rank.on_cancel)
         context.mailbox.on_request(Fetch, rank.on_fetch)
+        context.mailbox.on_request(Sync, rank.on_sync)
         context.hello()
         context.mailbox.send(world.coordinator, FreeSlots(count=part.slots))
         stopped = asyncio.create_task(context.stopped.wait(), name="stop")

@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpc_rollart.folders import sync
 from hpc_rollart.store import files
 from hpc_rollart.store.schema import BATCH_FORMAT, BATCH_VERSION, CONSUMED
 
@@ -72,6 +73,10 @@ class BatchWriter:
             self._consumed.flush()
         except OSError as error:
             raise files.explain("write", self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait until every step appended so far is on disk."""
+        sync(self.path)
 
     def close(self) -> None:
         """Close; calling it twice is fine."""

@@ -97,3 +97,15 @@ CONSUMED: Final = np.dtype(
     ]
 )
 """One row of ``/consumed`` in ``batches/<attempt>.h5``."""
+
+_ATTEMPT_SHIFT = 40
+
+
+def first_trajectory(attempt: int) -> int:
+    """Id of an attempt's first trajectory: every attempt has 2**40 of its own, so that none has another's."""
+    return attempt << _ATTEMPT_SHIFT
+
+
+def attempt_of(trajectory: int) -> int:
+    """Attempt that started a trajectory."""
+    return trajectory >> _ATTEMPT_SHIFT

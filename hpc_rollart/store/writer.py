@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hpc_rollart.folders import sync
 from hpc_rollart.store import files
 from hpc_rollart.store.schema import (
     NO_POOL,
@@ -186,6 +187,7 @@ class ShardWriter:
         self._where: dict[int, tuple[int, int]] = {}
         # Of every rotated shard, its path and the file offset of each chunk of /trajectories.
         self._rotated: dict[int, tuple[Path, list[int]]] = {}
+        self._unsynced: list[Path] = []  # rotated shards that may be in the page cache only
         self._seq = -1
         self._file: h5py.File | None = None
         self._open_next()
@@ -265,6 +267,13 @@ class ShardWriter:
         except OSError as error:
             raise files.explain("write", self._path, error) from error
 
+    def sync(self) -> None:
+        """Flush, and wait until everything is on disk: a node that goes down costs none of it either."""
+        self.flush()
+        for path in (*self._unsynced, self._path, self._directory):
+            sync(path)
+        self._unsynced.clear()
+
     def close(self) -> None:
         """Flush and close; calling it twice is fine."""
         if self._file is None:
@@ -337,6 +346,7 @@ class ShardWriter:
         rows = file["trajectories"].id
         offsets = [rows.get_chunk_info_by_coord((at,)).byte_offset for at in range(0, self._rows, ROW_CHUNK)]
         self._rotated[self._seq] = (self._path, offsets)
+        self._unsynced.append(self._path)
         file.close()
         self._file = None
         self._open_next()

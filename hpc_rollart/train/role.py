@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hpc_rollart.config.schema import RunConfig
-from hpc_rollart.messages import Batch, BatchItem, Fetch, NextBatch, StepDone, Trajectories
+from hpc_rollart.messages import Batch, BatchItem, Fetch, NextBatch, StepDone, Sync, Trajectories
 from hpc_rollart.models.load import load_model, load_tokenizer
 from hpc_rollart.rank import RankContext
 from hpc_rollart.store.batches import BatchWriter
@@ -23,6 +23,7 @@ from hpc_rollart.weights.publisher import Publisher
 
 _FETCH_DEADLINE_S = 120.0
 _ANSWER_DEADLINE_S = 300.0
+_SYNC_DEADLINE_S = 120.0
 
 
 @dataclass
@@ -38,7 +39,9 @@ class TrainerRank:
     batch_log
         What each step consumed, for auditors.
     steps, saved
-        Steps trained so far, and those of the newest checkpoint.
+        Steps trained so far in all attempts, and those of the newest checkpoint.
+    resume
+        What the coordinator goes on from after these steps.
     """
 
     context: RankContext
@@ -47,6 +50,7 @@ class TrainerRank:
     batch_log: BatchWriter
     steps: int = 0
     saved: int = -1
+    resume: bytes | None = None
 
     async def run(self) -> None:
         """Train until the last step is done or the coordinator says stop."""
@@ -54,7 +58,7 @@ class TrainerRank:
         publishing: asyncio.Task[dict[str, float]] | None = None
         published: dict[str, float] = {}
         try:
-            for step in range(config.run.steps):
+            for step in range(self.steps, config.run.steps):
                 began = time.monotonic()
                 with self.context.timeline.span("wait batch", "wait", step=step):
                     batch = await self._unless_stopped(self._next_batch(step))
@@ -67,7 +71,7 @@ class TrainerRank:
                     # In a thread: the event loop meanwhile drives the broadcast of the version before.
                     result = await asyncio.to_thread(self.learner.step, samples)
                 self._log(batch, result)
-                self.steps = step + 1
+                self.steps, self.resume = step + 1, batch.resume
                 if publishing:
                     published = await publishing
                     publishing = None
@@ -153,13 +157,33 @@ class TrainerRank:
         self.context.mailbox.send(self.context.world.coordinator, StepDone(step=step, metrics=metrics))
 
     async def save(self) -> None:
-        """Write a checkpoint of the steps trained so far, unless there is one."""
+        """Write a checkpoint of the steps trained so far, unless there is one.
+
+        What its steps were trained on and came to is on disk before it is: an attempt that goes on from it
+        adds to files that are whole.
+        """
         if self.saved == self.steps:
             return
         self.saved = self.steps
         directory = self.context.run_dir / "checkpoints"
         with self.context.timeline.span("checkpoint", "store", step=self.steps):
-            await asyncio.to_thread(self.learner.save, directory, self.steps)
+            await self._sync()
+            await asyncio.to_thread(self.learner.save, directory, self.steps, self.resume)
+
+    async def _sync(self) -> None:
+        world = self.context.world
+        self.batch_log.sync()
+        await asyncio.gather(
+            *(
+                self.context.mailbox.request(
+                    rank,
+                    Sync(),
+                    deadline_s=_SYNC_DEADLINE_S,
+                    what=f"its files to be on disk before the checkpoint of step {self.steps}",
+                )
+                for rank in (world.coordinator, *world.ranks_of("env"))
+            )
+        )
 
 
 def _sample(item: BatchItem, columns: tuple[np.ndarray, ...], config: RunConfig) -> Sample:
@@ -185,7 +209,7 @@ async def main(context: RankContext, model_dir: Path) -> None:
     context
         The rank's place in the run.
     model_dir
-        The policy to begin with, version 0.
+        The policy to begin with, version `context.step`.
     """
     config, world = context.config, context.world
     assert world.weights_comm is not None
@@ -199,6 +223,8 @@ async def main(context: RankContext, model_dir: Path) -> None:
         publish_dtype=getattr(torch, config.model.dtype),
         tokenizer=load_tokenizer(model_dir),
     )
+    if context.checkpoint is not None:
+        learner.restore(context.checkpoint)
     publisher = Publisher(
         MpiTransport(world.weights_comm),
         context.mailbox,
@@ -207,15 +233,16 @@ async def main(context: RankContext, model_dir: Path) -> None:
         config.weights.deadline_s,
     )
     batch_log = BatchWriter(context.run_dir / "batches", run_id=context.run_id, attempt=context.attempt)
-    rank = TrainerRank(context, learner, publisher, batch_log)
+    # What an attempt begins from is a checkpoint already, but for the first one of the run.
+    rank = TrainerRank(context, learner, publisher, batch_log, steps=context.step, saved=context.step or -1)
     context.hello()
     try:
         await rank.run()
         await context.stopped.wait()
+        if context.stop_reason != "failed":
+            await rank.save()
     finally:
         batch_log.close()
-    if context.stop_reason != "failed":
-        await rank.save()
     await context.bye()
 
 

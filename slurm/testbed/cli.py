@@ -227,6 +227,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has seen enough; what was to be done is done
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"error: {error}; run down, then up again", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("error: interrupted; python3 -m slurm.testbed down removes what there is", file=sys.stderr)
         return 130

@@ -22,6 +22,8 @@ from slurm.testbed.settings import GPUS, Node, Settings, TestbedError
 
 READY_S = 90.0
 LOCK_S = 180.0
+# Each of these shows that a directory is a testbed's; the last is that of the tests.
+OWN_FILES = {"testbed.json", "testbed.lock", "testbed.users"}
 # States in which a node takes jobs, as sinfo names them; a mark such as "*" (no answer) behind one counts.
 HEALTHY = {"idle", "mixed", "allocated", "completing", "planned"}
 
@@ -61,8 +63,12 @@ def lock(directory: Path, deadline_s: float = LOCK_S) -> Iterator[None]:
     """Keep others from changing the testbed in a directory meanwhile."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        content = set(os.listdir(directory))
+        # Folders in it are going to be removed, so it must not be somebody's home, let alone the root.
+        if content and not content & OWN_FILES:
+            raise TestbedError(f"{directory} holds other things than a testbed; choose another with --dir")
         directory.chmod(0o755)
-        handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(directory / "testbed.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise TestbedError(f"{directory}: {error.strerror}; choose another directory with --dir") from None
     try:

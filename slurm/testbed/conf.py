@@ -58,7 +58,7 @@ def slurm_conf(settings: Settings) -> str:
         "CompleteWait=0",
         "SlurmctldTimeout=30",
         "SlurmdTimeout=30",
-        # On a machine whose cores are all busy a prolog-free start may still take this long.
+        # With all cores busy a batch script may take its time to start; a node is not given up for that.
         "BatchStartTimeout=60",
         "ReturnToService=2",
     ]

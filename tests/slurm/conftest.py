@@ -64,7 +64,7 @@ class Testbed:
         return self.must(verb, name)
 
 
-def _require_slurm() -> None:
+def require_slurm() -> None:
     lack = cli.missing()
     if lack and (os.environ.get("CI") or os.environ.get("ROLLART_REQUIRE_SLURM") == "1"):
         pytest.fail(lack, pytrace=False)
@@ -80,11 +80,11 @@ def testbed() -> Iterator[Testbed]:
     gets that lock for itself alone is the first or the last. Only the first mends what it finds broken, for
     later it may be another test that has broken it. A process that comes after the last one starts it again.
     """
-    _require_slurm()
+    require_slurm()
     found = Testbed(Path(os.environ.get("ROLLART_TESTBED_DIR") or settings.DEFAULT_DIR))
     found.dir.mkdir(parents=True, exist_ok=True)
-    ours = found.dir / "started-by-tests"
-    with (found.dir / "users").open("a") as users:
+    ours = found.dir / "testbed.started-by-tests"
+    with (found.dir / "testbed.users").open("a") as users:
         alone = _alone(users)
         if not alone:
             fcntl.flock(users, fcntl.LOCK_SH)
@@ -111,7 +111,7 @@ def _alone(users: IO[str]) -> bool:
 @pytest.fixture(scope="session")
 def make_testbed() -> Iterator[MakeTestbed]:
     """Start testbeds of a test's own, to break as it likes; they are removed at the end of the session."""
-    _require_slurm()
+    require_slurm()
     made: list[Testbed] = []
     count = itertools.count()
 

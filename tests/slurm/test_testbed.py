@@ -13,7 +13,7 @@ import pytest
 
 from slurm.testbed import cli, conf, network, processes
 from slurm.testbed.settings import DEFAULT_NODES, Node, Settings, TestbedError, load, parse_nodes, shares_for
-from tests.slurm.conftest import ROOT, MakeTestbed, Testbed
+from tests.slurm.conftest import ROOT, MakeTestbed, Testbed, require_slurm
 
 HET_JOB = """#!/bin/bash
 #SBATCH --partition=h100 --nodes=1 --gres=gpu:1 --time=5 --output={out}
@@ -105,7 +105,6 @@ def test_tmp_and_shm_are_private_and_the_shared_folder_is_not(own: Testbed) -> N
 
 def test_nodes_see_the_checkout_and_each_other(own: Testbed) -> None:
     assert srun(own, "--nodelist=cpu-1", "ls", str(ROOT / "Makefile")).strip() == str(ROOT / "Makefile")
-    assert "10" not in srun(own, "--nodelist=cpu-1", "bash", "-c", "echo $(getent hosts h100-1 | wc -l)")
     assert "h100-1" in srun(own, "--nodelist=cpu-1", "getent", "hosts", "h100-1")
 
 
@@ -271,12 +270,20 @@ def test_a_name_or_network_of_somebody_else_is_refused(own: Testbed, tmp_path: P
     own.must("status")
 
 
+def test_a_directory_with_other_things_in_it_is_left_alone(own: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "precious").touch()
+    for verb in (["up"], ["down", "--purge"]):
+        refused(own.verb(*verb, "--dir", str(tmp_path)), str(tmp_path), "--dir")
+    assert (tmp_path / "etc" / "precious").exists()
+
+
 def test_a_verb_for_a_testbed_that_is_not_there_is_refused(own: Testbed, tmp_path: Path) -> None:
     for verb in (["status"], ["env"], ["kill", "cpu-1"]):
         refused(own.verb(*verb, "--dir", str(tmp_path / "none")), "no testbed", "up")
 
 
-def test_others_than_root_are_told_so(make_testbed: MakeTestbed) -> None:
+def test_others_than_root_are_told_so(own: Testbed) -> None:
     # Python is loaded as root, as it may lie where others cannot read.
     script = "import os, sys; from slurm.testbed.cli import main; os.setuid(65534); sys.exit(main(['up']))"
     done = subprocess.run(
@@ -286,11 +293,24 @@ def test_others_than_root_are_told_so(make_testbed: MakeTestbed) -> None:
 
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.shutil, "which", lambda program, path: None if "slurm" in program else program)
+    monkeypatch.setattr("shutil.which", lambda program, **_: None if "slurm" in program else program)
     assert cli.missing() == (
         "the testbed needs root and Slurm: apt-get install --no-install-recommends "
         "slurm-wlm-basic-plugins slurmctld slurmd"
     )
+
+
+def test_without_slurm_tests_are_skipped_but_fail_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "missing", lambda: "get Slurm")
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("ROLLART_REQUIRE_SLURM", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="get Slurm"):
+        require_slurm()
+    monkeypatch.setenv("ROLLART_REQUIRE_SLURM", "1")
+    with pytest.raises(pytest.fail.Exception, match="get Slurm"):
+        require_slurm()
 
 
 @pytest.mark.parametrize(

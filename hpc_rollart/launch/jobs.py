@@ -1,0 +1,124 @@
+"""What a run directory knows of its Slurm jobs: RUN/slurm/ and RUN/cluster.yaml."""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_rollart.config.cluster import Cluster, load_cluster
+from hpc_rollart.errors import UserError
+from hpc_rollart.launch import placement
+from hpc_rollart.launch.rundir import write_json
+
+CLUSTER_FILE = "cluster.yaml"
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """One het component of a submitted job; its number in the list is its offset."""
+
+    component: str
+    partition: str
+    nodes: int
+    ranks: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One submission, a line of RUN/slurm/jobs.jsonl.
+
+    Attributes
+    ----------
+    job
+        Id of the het job: its first component's, by which Slurm names the whole.
+    submitted
+        Unix seconds.
+    script, log
+        Batch script as submitted, and output of the batch step.
+    """
+
+    job: int
+    submitted: float
+    script: str
+    log: str
+    time_s: float
+    components: list[JobPart] = field(default_factory=list)
+
+
+def folder(run_dir: Path) -> Path:
+    """Return where a run's scripts, pickles and batch logs are."""
+    return run_dir / "slurm"
+
+
+def record(run_dir: Path, job: JobRecord) -> None:
+    """Add a submission."""
+    line = json.dumps(asdict(job) | {"at": time.strftime("%FT%T%z", time.localtime(job.submitted))})
+    with open(folder(run_dir) / "jobs.jsonl", "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def records(run_dir: Path) -> list[JobRecord]:
+    """Return all submissions of a run, oldest first; raises `UserError` if the file is damaged."""
+    path = folder(run_dir) / "jobs.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [_record(json.loads(line)) for line in lines if line.strip()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read as one job a line: {error}") from None
+
+
+def latest(run_dir: Path) -> JobRecord:
+    """Return the last submission; raises `UserError` when there is none."""
+    found = records(run_dir)
+    if not found:
+        raise UserError(f"{run_dir}: this run was never submitted to Slurm")
+    return found[-1]
+
+
+def _record(line: dict[str, Any]) -> JobRecord:
+    line.pop("at", None)
+    return JobRecord(**line | {"components": [JobPart(**part) for part in line["components"]]})
+
+
+# --- the profile -------------------------------------------------------------------------------------
+
+
+def write_cluster(run_dir: Path, cluster: Cluster) -> None:
+    """Keep the resolved profile in the run directory."""
+    aside = run_dir / f".{CLUSTER_FILE}.{os.getpid()}"
+    aside.write_text(placement.dump(cluster), encoding="utf-8")
+    os.replace(aside, run_dir / CLUSTER_FILE)
+
+
+def load_resolved_cluster(run_dir: Path, overrides: list[str] | None = None) -> Cluster:
+    """Return the profile that a run was submitted with; raises `ConfigError` as `load_cluster`."""
+    return load_cluster(str(run_dir / CLUSTER_FILE), overrides or [])
+
+
+# --- cancelling --------------------------------------------------------------------------------------
+
+
+def mark_cancelled(run_dir: Path, job: int) -> None:
+    """Note that this job is to end for good: whoever would requeue it reads `is_cancelled` first."""
+    write_json(_cancelled(run_dir), {"job": job, "t": time.time()})
+
+
+def is_cancelled(run_dir: Path) -> bool:
+    """Return whether the run's present job was cancelled by `hpc-rollart cancel`."""
+    return _cancelled(run_dir).exists()
+
+
+def clear_cancelled(run_dir: Path) -> None:
+    """Forget a cancellation, for the next job of the run."""
+    _cancelled(run_dir).unlink(missing_ok=True)
+
+
+def _cancelled(run_dir: Path) -> Path:
+    return folder(run_dir) / "cancelled"

@@ -1,0 +1,111 @@
+"""What keeps a run from starting though config and profile agree: paths, models, Slurm's partitions."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import platformdirs
+
+from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.launch import sitecommands
+from hpc_rollart.launch.placement import Placement, seconds_of, slurm_time
+from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
+
+_NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
+# sbatch takes these for something else in the name of a log, and cannot be told not to in all versions.
+_ODD = re.compile(r"[%'\"\\\x00-\x1f]")
+
+
+def paths(config: RunConfig, cluster: Cluster, run_dir: Path, *, shared: bool) -> list[str]:
+    """Return what is wrong with where things lie, one line each.
+
+    Parameters
+    ----------
+    shared
+        Whether the user says that all nodes see the paths, whatever they look like.
+    """
+    lines = []
+    if odd := _ODD.search(str(run_dir)):
+        lines.append(f"run.dir: {run_dir} has {odd.group()!r} in it, which sbatch cannot write a log to")
+    if not shared:
+        local = _local(cluster)
+        say = "or say --shared if all nodes do see it"
+        lines += [f"run.dir: {text}; choose another with --dir, {say}" for text in _inside(run_dir, local)]
+        python = Path(cluster.python or sys.executable)
+        if python.is_absolute():
+            lines += [f"python: {text}; install in your home, {say}" for text in _inside(python, local)]
+        if config.model.path is not None:
+            model = Path(config.model.path)
+            lines += [f"model.path: {text}; move it, {say}" for text in _inside(model, local)]
+    return [*lines, *_model(config)]
+
+
+def _local(cluster: Cluster) -> list[Path]:
+    """Return the directories that each node has of its own."""
+    scratch = cluster.scratch
+    if scratch.startswith("$"):
+        name, _, rest = scratch.lstrip("$").partition("/")
+        value = os.environ.get(name.strip("{}"), "")
+        scratch = os.path.join(value, rest) if value else ""
+    return [Path(text) for text in dict.fromkeys((*_NODE_LOCAL, scratch)) if text.startswith("/")]
+
+
+def _inside(path: Path, local: Sequence[Path]) -> Iterator[str]:
+    path = path.expanduser().absolute()
+    for root in local:
+        if root == path or root in path.parents or root in path.resolve().parents:
+            yield f"{path} is below {root}, which is local to each node"
+            return
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    """Say which built-in model a node could not make, as it has no internet."""
+    name = config.model.builtin
+    if config.model.path is not None or name is None or name == "tiny":
+        return
+    root = os.environ.get("ROLLART_CACHE") or platformdirs.user_cache_dir("hpc_rollart")
+    if not any((Path(root).expanduser() / "models").glob(f"{name}-*/config.json")):
+        yield (
+            f"model.builtin: {name} is not made yet, and compute nodes have no internet: first run "
+            f"hpc-rollart model build CONF here (in {root}, which they must see; set ROLLART_CACHE)"
+        )
+
+
+def partitions(placed: Sequence[Placement], cluster: Cluster, runner: Runner = sitecommands.run) -> list[str]:
+    """Return why Slurm's partitions would never start the job, one line each; it accepts many such jobs.
+
+    What Slurm does not say is not checked: sbatch has the last word.
+    """
+    lines: list[str] = []
+    for site in dict.fromkeys(part.site_partition for part in placed if part.site_partition):
+        parts = [part for part in placed if part.site_partition == site]
+        for name in site.split(","):
+            try:
+                said = runner(["scontrol", "--oneliner", "show", "partition", name])
+            except CommandMissing:
+                raise
+            except SlurmError as error:
+                if "not found" not in error.said.lower() and "invalid partition" not in error.said.lower():
+                    return []
+                found = [f"Slurm has no partition {name}; sinfo lists those there are"]
+            else:
+                found = list(_never(said, name, sum(part.nodes for part in parts), cluster.time))
+            lines += [f"cluster: partitions.{parts[0].partition}: {text}" for text in found]
+    return lines
+
+
+def _never(said: str, name: str, nodes: int, time_s: float) -> Iterator[str]:
+    values = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", said))
+    if (state := values.get("State", "UP")) != "UP":
+        yield f"Slurm's partition {name} is {state}; wait until sinfo shows it up, or use another"
+    total, most = values.get("TotalNodes", ""), values.get("MaxNodes", "")
+    if total.isdecimal() and nodes > int(total):
+        yield f"{nodes} nodes, but Slurm's partition {name} has {total}; use fewer"
+    elif most.isdecimal() and nodes > int(most):
+        yield f"{nodes} nodes, but a job may have {most} in Slurm's partition {name}; use fewer"
+    limit = values.get("MaxTime", "UNLIMITED")
+    if limit and limit[0].isdigit() and time_s > (longest := seconds_of(limit)):
+        yield f"Slurm's partition {name} runs jobs of at most {slurm_time(longest)}; ask for less with --time"

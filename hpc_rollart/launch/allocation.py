@@ -2,16 +2,13 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
-
-# Slurm's own deadline for a message is 10 s; a controller that is busy answers within a minute or not at all.
-COMMAND_DEADLINE_S = 60.0
+from hpc_rollart.launch import sitecommands
 
 
 class AllocationError(UserError):
@@ -108,7 +105,7 @@ class Allocation:
 
 def expand(nodelist: str) -> tuple[str, ...]:
     """Return the names behind Slurm's short form such as ``h20-[1-2]``, as Slurm itself reads it."""
-    return tuple(ask(["scontrol", "show", "hostnames", nodelist]).split()) if nodelist else ()
+    return tuple(sitecommands.run(["scontrol", "show", "hostnames", nodelist]).split()) if nodelist else ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class JobFacts:
 
 def job_facts(job_id: str) -> JobFacts:
     """Ask the controller about a job; of a het job about its leader."""
-    text = ask(["scontrol", "--oneliner", "show", "job", job_id]).splitlines()
+    text = sitecommands.run(["scontrol", "--oneliner", "show", "job", job_id]).splitlines()
     found = dict(re.findall(r"(\w+)=(\S*)", text[0])) if text else {}
     end = found.get("EndTime", "")
     try:
@@ -144,27 +141,5 @@ def job_facts(job_id: str) -> JobFacts:
 
 def slurm_version() -> tuple[int, int]:
     """Return the release of the Slurm here, such as (22, 5)."""
-    found = re.search(r"(\d+)\.(\d+)", ask(["srun", "--version"]))
+    found = re.search(r"(\d+)\.(\d+)", sitecommands.run(["srun", "--version"]))
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def ask(command: Sequence[str]) -> str:
-    """Run a Slurm command and return what it prints.
-
-    Raises
-    ------
-    AllocationError
-        It failed or did not answer within a minute; the message has its own words.
-    """
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        raise AllocationError(f"there is no {command[0]} here: is this a node of a Slurm cluster?") from None
-    except subprocess.TimeoutExpired:
-        raise AllocationError(f"{' '.join(command)}: no answer within {COMMAND_DEADLINE_S:g} s") from None
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise AllocationError(f"{' '.join(command)}: {said}")
-    return done.stdout

@@ -13,11 +13,12 @@ from hpc_rollart.config.cluster import Cluster, partition_of
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
-from hpc_rollart.launch import agent, mpirun, scratch
-from hpc_rollart.launch.allocation import Allocation, AllocationError, ask, slurm_version
+from hpc_rollart.launch import agent, mpirun, scratch, sitecommands
+from hpc_rollart.launch.allocation import Allocation, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR
 from hpc_rollart.launch.rundir import RunDir, write_json
+from hpc_rollart.launch.sitecommands import SlurmError
 
 # In older ones Slurm's PMIx plugin numbers nodes by name, but ranks by component. 22.05 was seen to fail and
 # 24.11 to work; what is between is refused until somebody has seen it work.
@@ -69,8 +70,8 @@ class SlurmLauncher(abc.ABC):
         while left := set(steps(self._allocation.job_id)) - self._steps_before:
             waited = time.monotonic() - began
             if waited > _END_GRACE_S:
-                with contextlib.suppress(AllocationError):
-                    ask(["scancel", "--signal=KILL", *sorted(left)])
+                with contextlib.suppress(SlurmError):
+                    sitecommands.run(["scancel", "--signal=KILL", *sorted(left)])
             if waited > _END_DEADLINE_S:
                 print(f"steps {', '.join(sorted(left))} did not end within {_END_DEADLINE_S:g} s", flush=True)
                 return
@@ -257,8 +258,8 @@ def _here() -> str:
 def steps(job_id: str) -> list[str]:
     """Return the ids of the steps of a job that srun started and that are still there."""
     try:
-        text = ask(["squeue", "--noheader", "--steps", "--jobs", job_id, "--format=%i"])
-    except AllocationError:
+        text = sitecommands.run(["squeue", "--noheader", "--steps", "--jobs", job_id, "--format=%i"])
+    except SlurmError:
         return []
     found = text.split()
     return [step for step in found if step.rpartition(".")[2].isdecimal()]

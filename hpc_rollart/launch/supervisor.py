@@ -1,0 +1,319 @@
+"""Runs a run's attempts inside a Slurm job: starts, watches, restarts on the nodes left, requeues, ends.
+
+This is the batch step's own process, on the first node of the first component. It trains nothing and may be
+killed at any time: whatever it knows that must outlive it is in the run directory.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.load import load_resolved
+from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.errors import UserError
+from hpc_rollart.launch import jobs, sentinel
+from hpc_rollart.launch.allocation import Allocation, job_facts
+from hpc_rollart.launch.attempt import Attempt, next_attempt
+from hpc_rollart.launch.model import ensure_model
+from hpc_rollart.launch.nodes import check_nodes
+from hpc_rollart.launch.rundir import RunDir, amend_manifest
+from hpc_rollart.launch.sitecommands import SlurmError
+from hpc_rollart.launch.slurm_world import make_launcher
+from hpc_rollart.launch.view import close_status
+from hpc_rollart.launch.world import Outcome, World
+
+EVENTS_FILE = "events.jsonl"
+_POLL_S = 0.25
+_ASK_END_EVERY_S = 60.0
+_BACKOFF_MAX_S = 60.0
+# Every site's way to say that the job will end; who sends which is in docs/submitting.md.
+_STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Supervise:
+    """What the job runs; submitit pickles it, so it holds no more than a path.
+
+    Parameters
+    ----------
+    run_dir
+        Absolute path of the run directory.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+
+    def __call__(self) -> str:
+        """Run the job; returns how the run ended, or leaves through submitit's way of requeueing."""
+        # What submitit put there requeues the job; it is called once the ranks have stopped.
+        number = signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+        requeue = signal.getsignal(number)
+        with _signals() as asked:
+            supervisor = Supervisor(Path(self.run_dir), asked)
+            try:
+                end = supervisor.run()
+            except UserError as error:
+                end = supervisor.give_up(str(error))
+        if end.requeue and callable(requeue):
+            requeue(number, None)  # exits
+        if end.state == "failed":
+            sys.exit(3)
+        return end.state
+
+    def checkpoint(self) -> Any:
+        """Return what the job runs when it is there again: the same; the ranks' state is in checkpoints/."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+@dataclass(frozen=True)
+class End:
+    """How the job ends: in which state, and whether it goes back into the queue."""
+
+    state: str
+    message: str = ""
+    requeue: bool = False
+
+
+@dataclass
+class Supervisor:
+    """The loop over a run's attempts in one job.
+
+    Attributes
+    ----------
+    run_dir
+        Of the run.
+    asked
+        Returns the signal that asked the job to stop, or None.
+    lost
+        Nodes of the job that no longer answer, and why.
+    """
+
+    run_dir: Path
+    asked: Callable[[], signal.Signals | None]
+    config: RunConfig = field(init=False)
+    cluster: Cluster = field(init=False)
+    allocation: Allocation = field(init=False)
+    lost: dict[str, str] = field(default_factory=dict)
+    _end_time: float | None = None
+    _end_asked: float = float("-inf")
+
+    def run(self) -> End:
+        """Supervise until the run is done, has failed, or the job has to go.
+
+        Raises
+        ------
+        UserError
+            The run cannot start at all.
+        """
+        self.config = load_resolved(self.run_dir)
+        self.cluster = jobs.load_resolved_cluster(self.run_dir)
+        manifest = json.loads((self.run_dir / "manifest.json").read_text(encoding="utf-8"))
+        run = RunDir(self.run_dir, manifest["run_id"])
+        self.allocation = Allocation.of_this_job(self.config)
+        self._note_job()
+        first = self.allocation.groups[0]
+        python = self.cluster.python or sys.executable
+        with sentinel.watching(self.allocation.job_id, first.index, first.hosts[0], python):
+            return self._attempts(run, bool(manifest.get("model_dir")))
+
+    def _attempts(self, run: RunDir, has_model: bool) -> End:
+        """Start one attempt after another until one of them is the last."""
+        failures = 0
+        while True:
+            nodes_left = self._nodes_left()
+            if missing := self._component_without_nodes(nodes_left):
+                return self._leave("failed", missing)
+            if not has_model:
+                ensure_model(self.config, self.run_dir, Console(no_color=True))
+                has_model = True
+            attempt = next_attempt(self.run_dir, self.config, self._shrunk(nodes_left))
+            outcome = self._attempt(run, attempt, nodes_left)
+            if outcome.state == "done":
+                self._say("done", attempt=attempt.number)
+                return End("done")
+            if outcome.state == "interrupted":
+                return self._leave("interrupted", outcome.message)
+            self._say("attempt failed", attempt=attempt.number, message=outcome.message)
+            after = next_attempt(self.run_dir, self.config)
+            failures = 1 if after.step > attempt.step else failures + 1
+            restart = self.config.launch.restart
+            if failures > restart.attempts:
+                return self.give_up(
+                    f"{failures} attempts in a row failed without getting a checkpoint further "
+                    f"(launch.restart.attempts: {restart.attempts}); the last: {outcome.message}"
+                )
+            if not self._pause(min(restart.backoff_s * 2 ** (failures - 1), _BACKOFF_MAX_S)):
+                return self._leave("interrupted", "asked to stop between two attempts")
+
+    # --- one attempt -------------------------------------------------------------------------------
+
+    def _attempt(self, run: RunDir, attempt: Attempt, allocation: Allocation) -> Outcome:
+        """Run one world to its end; a stop is passed on to it once, and again to end it at once."""
+        config = attempt.effective(self.config)
+        self._say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
+        stopped = False
+        launcher = make_launcher(config, self.cluster, allocation, run, attempt)
+        with World(self.config, run, attempt, launcher) as world:
+            while (outcome := world.poll()) is None:
+                if not stopped and (reason := self._reason_to_stop()):
+                    stopped = True
+                    self._say("stopping", attempt=attempt.number, message=reason)
+                    world.stop()
+                time.sleep(_POLL_S)
+        return outcome
+
+    def _reason_to_stop(self) -> str:
+        """Return why the ranks should stop now, or nothing."""
+        if number := self.asked():
+            return f"received {number.name}"
+        self._look_at_end()
+        lead = self.config.launch.stop_lead_s
+        if self._end_time is not None and time.time() > self._end_time - lead:
+            left = max(0.0, self._end_time - time.time())
+            return f"the job ends in {left:.0f} s (launch.stop_lead_s: {lead:g})"
+        return ""
+
+    def _look_at_end(self) -> None:
+        """Ask Slurm when the job ends, now and then: its limit may be changed while it runs."""
+        if time.monotonic() < self._end_asked + _ASK_END_EVERY_S:
+            return
+        self._end_asked = time.monotonic()
+        with contextlib.suppress(SlurmError):  # a controller that is away says nothing; asked again later
+            self._end_time = job_facts(self.allocation.job_id).end_time
+
+    # --- nodes -------------------------------------------------------------------------------------
+
+    def _nodes_left(self) -> Allocation:
+        """Look at every node of the job, and return the allocation without those that do not answer."""
+        reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir)
+        for report in reports:
+            if not report.answered and report.host not in self.lost:
+                self._say("node lost", host=report.host, message=report.problem)
+            elif report.problem:
+                self._say("node has a problem", host=report.host, message=report.problem)
+        self.lost = {report.host: report.problem for report in reports if not report.usable}
+        return self.allocation.without(list(self.lost))
+
+    def _component_without_nodes(self, left: Allocation) -> str:
+        """Return what keeps an attempt from starting on the nodes left, or nothing."""
+        for group in left.groups:
+            part = self.config.components[group.component]
+            if not group.hosts or (group.component == self._coordinator() and self._too_few(group.hosts)):
+                whole = next(g for g in self.allocation.groups if g.component == group.component)
+                why = "; ".join(f"{host}: {self.lost[host]}" for host in whole.hosts if host in self.lost)
+                return f"component {group.component} ({part.role}) has too few nodes left: {why}"
+        return ""
+
+    def _coordinator(self) -> str:
+        return next(name for name, part in self.config.components.items() if part.role == "env")
+
+    def _too_few(self, hosts: tuple[str, ...]) -> bool:
+        return len(hosts) * self.config.components[self._coordinator()].ranks_per_node < 2
+
+    def _shrunk(self, left: Allocation) -> dict[str, int]:
+        return {
+            group.component: len(group.hosts)
+            for group in left.groups
+            if len(group.hosts) < self.config.components[group.component].nodes
+        }
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _leave(self, state: str, message: str) -> End:
+        """End this job before the run is done: back into the queue if that is allowed and wanted."""
+        problem = self._no_requeue()
+        if problem and state == "failed":
+            return self.give_up(f"{message}; {problem}")
+        if problem:
+            self._say("ends", message=problem)
+            close_status(self.run_dir, "interrupted", message)
+            return End("interrupted", problem)
+        self._say("requeued", message=message)
+        return End("interrupted", message, requeue=True)
+
+    def _no_requeue(self) -> str:
+        """Return why the job does not go back into the queue, or nothing if it does."""
+        limit = self.config.launch.max_requeues
+        if jobs.is_cancelled(self.run_dir):
+            return "cancelled; go on with hpc-rollart resubmit"
+        if not self.cluster.requeue:
+            return "the cluster's profile says requeue: false; go on with hpc-rollart resubmit"
+        if self.allocation.restarts >= limit:
+            return f"it was requeued {limit} times (launch.max_requeues); go on with hpc-rollart resubmit"
+        try:
+            state = job_facts(self.allocation.job_id).state
+        except SlurmError as error:
+            return f"{error}; go on with hpc-rollart resubmit"
+        if state != "RUNNING":
+            # scancel: the user's will. Or Slurm requeues it already, then it comes back by itself.
+            return f"Slurm has ended the job (it is {state or 'unknown'})"
+        return ""
+
+    def give_up(self, message: str) -> End:
+        """Put on record that the run has failed."""
+        self._say("failed", message=message)
+        close_status(self.run_dir, "failed", message)
+        return End("failed", message)
+
+    # --- records -----------------------------------------------------------------------------------
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; False if the job is asked to stop meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._reason_to_stop():
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _note_job(self) -> None:
+        job = {"job_id": self.allocation.job_id, "cluster": os.environ.get("SLURM_CLUSTER_NAME")}
+        amend_manifest(self.run_dir, slurm=job)
+        groups = {group.component: list(group.hosts) for group in self.allocation.groups}
+        self._say("job starts", restarts=self.allocation.restarts, nodes=groups)
+
+    def _say(self, what: str, **more: Any) -> None:
+        """Print an event for the batch log and keep it in RUN/slurm/events.jsonl."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        line = json.dumps({"t": time.time(), "job": job, "event": what, **more})
+        with open(self.run_dir / "slurm" / EVENTS_FILE, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        details = "".join(f", {name} {_plain(value)}" for name, value in more.items())
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}{details}", flush=True)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], signal.Signals | None]]:
+    """Note the signals that ask a job to stop instead of dying of them; yields what came last, if any."""
+    last: signal.Signals | None = None
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        last = signal.Signals(number)
+
+    before = {number: signal.signal(number, note) for number in _STOP_SIGNALS}
+    # Preemption sends it before SIGTERM; it means nothing here.
+    before[signal.SIGCONT] = signal.signal(signal.SIGCONT, signal.SIG_IGN)
+    try:
+        yield lambda: last
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

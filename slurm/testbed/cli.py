@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -223,13 +224,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The daemons' programs are where a login shell of another user than root does not look.
     os.environ["PATH"] = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     try:
-        return _run(options)
+        code = _run(options)
+        sys.stdout.flush()
+        return code
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader has seen enough; what was to be done is done
+    except BrokenPipeError:  # the reader has seen enough; all is done by the time that anything is printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
     except (OSError, subprocess.SubprocessError) as error:
         print(f"error: {error}; run down, then up again", file=sys.stderr)
         return 2

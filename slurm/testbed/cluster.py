@@ -213,6 +213,7 @@ class Cluster:
         etc = settings.dir / "etc"
         settings.conf.write_text(conf.slurm_conf(settings))
         (etc / "gres.conf").write_text(conf.gres_conf(settings))
+        (etc / "cgroup.conf").write_text(conf.cgroup_conf())
         (etc / "hosts").write_text(conf.hosts(settings))
         (settings.dir / "run" / "head.sh").write_text(conf.head_script(settings))
         for node in settings.nodes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_rollart.analysis.overlap import PRIORITY, time_by_category
+from hpc_rollart.analysis.overlap import PRIORITY, attempts, time_by_category
 from hpc_rollart.analysis.rundir import Rank, RunDir
 from hpc_rollart.analysis.summary import Summary
 
@@ -266,10 +266,15 @@ def strip(run: RunDir) -> Figure | None:
 
 
 def _window(run: RunDir) -> tuple[float, float]:
-    """A window of a few training steps from the middle of the run."""
+    """A window of a few training steps from the middle of the attempt that did most of them."""
     events = [event for found in run.timelines.values() for event in found]
-    first, last = min(event.t for event in events), max(event.end for event in events)
-    trained = sorted(event.t for event in events if event.name == "train")
+    trained, (first, last) = max(
+        (
+            (sorted(event.t for event in events if event.name == "train" and a <= event.t <= b), (a, b))
+            for a, b in attempts(run.timelines)
+        ),
+        key=lambda found: len(found[0]),
+    )
     if len(trained) <= WINDOW_STEPS:
         return first, min(last, first + 60.0)
     middle = (len(trained) - WINDOW_STEPS) * 2 // 3

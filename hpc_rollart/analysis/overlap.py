@@ -64,7 +64,7 @@ class Overlap:
     Attributes
     ----------
     wall_s
-        First event of any rank to the last.
+        First event of any rank to the last, without the time between attempts.
     generate_s, overlapped_s
         Time that generators were busy decoding, and the part of it while the trainer trained or weights
         were on their way anywhere (snapshot, broadcast, stage, install, recompute).
@@ -94,6 +94,23 @@ class Overlap:
         return self.overlapped_s / self.generate_s if self.generate_s else float("nan")
 
 
+def attempts(timelines: dict[Rank, list[Event]]) -> Intervals:
+    """From first event to last of each attempt of the run: every rank's first event in one says so.
+
+    Between two of them, a job may have waited in the queue for days.
+    """
+    begun: dict[int, float] = {}
+    for events in timelines.values():
+        for event in events:
+            if event.name == "attempt" and (number := event.args.get("attempt")) is not None:
+                begun[number] = min(event.t, begun.get(number, event.t))
+    cuts = np.array(sorted(begun.values())[1:])
+    times = np.array([(event.t, event.end) for events in timelines.values() for event in events])
+    which = np.searchsorted(cuts, times[:, 0], side="right")
+    spans = [(times[which == i, 0].min(), times[which == i, 1].max()) for i in np.unique(which)]
+    return merge(np.array(spans))
+
+
 def measure(timelines: dict[Rank, list[Event]]) -> Overlap:
     """Compute the overlap of a run's `timelines`."""
     events = [event for rank in timelines.values() for event in rank]
@@ -110,7 +127,7 @@ def measure(timelines: dict[Rank, list[Event]]) -> Overlap:
         rank: (seconds(intervals), seconds(intersect(intervals, covered))) for rank, intervals in busy.items()
     }
     return Overlap(
-        wall_s=max(event.end for event in events) - min(event.t for event in events),
+        wall_s=seconds(attempts(timelines)),
         generate_s=sum(total for total, _ in generators.values()),
         overlapped_s=sum(overlapped for _, overlapped in generators.values()),
         overlapped_train_s=sum(seconds(intersect(intervals, train)) for intervals in busy.values()),
@@ -132,13 +149,13 @@ def overlap(run_dir: Path) -> Overlap:
 def time_by_category(timelines: dict[Rank, list[Event]]) -> dict[Rank, dict[str, float]]:
     """Where each rank's time went, in seconds by category.
 
-    Every instant between the run's first event and its last counts once: for the foremost category
+    Every instant between the first event of an attempt and its last counts once: for the foremost category
     (see `PRIORITY`) that covers it, or as ``idle``.
     """
     events = [event for rank in timelines.values() for event in rank]
     if not events:
         return {}
-    wall = max(event.end for event in events) - min(event.t for event in events)
+    wall = seconds(attempts(timelines))
     found = {}
     for rank, own in timelines.items():
         covered: Intervals = np.empty((0, 2))

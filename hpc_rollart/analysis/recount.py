@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_rollart.analysis.rundir import RunDir, open_run_dir
+from hpc_rollart.analysis.rundir import CLEAN_ENDS, AttemptView, RunDir, open_run_dir
 from hpc_rollart.store.files import StoreError
 from hpc_rollart.store.reader import RunData, Shard
+from hpc_rollart.store.schema import attempt_of, first_trajectory
 
 # Metrics and shards both hold float64; a sum in another order is all that may differ.
 RELATIVE_TOLERANCE = 1e-6
 MOST_SHOWN = 10
-CLEAN_ENDS = ("done", "interrupted")
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,14 @@ class Audit:
         One an invariant, in the order printed.
     notes
         What the audit could not look at, and why.
+    attempts
+        One line each, for a run that was started more than once.
     """
 
     run: str
     checks: list[Check]
     notes: list[str] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -56,7 +59,7 @@ class Audit:
     def table(self) -> str:
         """The outcome as text, the first violations of each check below it."""
         width = max(len(check.name) for check in self.checks)
-        lines = [f"audit of {self.run}"]
+        lines = [f"audit of {self.run}", *(f"  {attempt}" for attempt in self.attempts)]
         for check in self.checks:
             verdict = "ok" if not check.problems else f"{len(check.problems)} WRONG"
             lines.append(f"  {check.name:<{width}}  {check.checked:>9,} checked  {verdict}")
@@ -85,16 +88,35 @@ def audit(run_dir: Path) -> Audit:
         notes.append(f"the run is {run.state}: trajectories without a row may have been in flight")
     checks = [
         _staleness(run, consumed, found, rows, ended),
-        _consumed_once(consumed),
+        _consumed_once(consumed, run.data.consumed_by()),
         _complete_groups(run, consumed, found, rows),
         _consumed_are_ok(run.data, consumed, found, rows),
-        _one_row(run, run.data, ended),
+        _one_row(run, run.data),
+        _every_step(run),
         _token_truth(run.data),
         _metrics(run, consumed, found, rows, ended),
     ]
     if not run.metrics:
         notes.append("no metrics.jsonl: rewards were not compared")
-    return Audit(str(run.path), checks, notes)
+    return Audit(str(run.path), checks, notes, _attempts(run, run.data))
+
+
+def _attempts(run: RunDir, data: RunData) -> list[str]:
+    """What each attempt contributed, and what of it was lost with it."""
+    if len(run.attempts) == 1:
+        return []
+    steps, by = data.consumed()["step"], data.consumed_by()
+    back = data.rolled_back()
+    owner = np.array([attempt_of(int(trajectory)) for trajectory in back["trajectory"]], np.int64)
+    lines = []
+    for attempt in run.attempts:
+        own, lost = np.unique(steps[by == attempt.number]), back["step"][owner == attempt.number]
+        done = f"steps {own[0]} to {own[-1]}" if len(own) else "no step that counts"
+        line = f"attempt {attempt.number}: began at step {attempt.step}, {done}, {attempt.state}"
+        if len(lost):
+            line += f"; {len(lost)} trajectories of {len(np.unique(lost))} steps rolled back"
+        lines.append(line)
+    return lines
 
 
 def _staleness(
@@ -102,12 +124,13 @@ def _staleness(
 ) -> Check:
     """Invariant 1: version − start_version ≤ alpha for everything consumed."""
     problems = []
+    last = run.attempts[-1].number
     actual = consumed["version"].astype(np.int64) - rows["start_version"]
     for entry, known, start, lag in zip(consumed, found, rows["start_version"], actual, strict=True):
         where = f"step {entry['step']}, trajectory {entry['trajectory']}"
         if not known:
-            # A killed or running env rank may not have flushed it yet.
-            if not ended:
+            # A killed or running env rank may not have flushed it yet; but before a checkpoint it has.
+            if not ended and attempt_of(int(entry["trajectory"])) == last:
                 continue
             problems.append(f"{where}: consumed, but no shard has its row")
         elif start < 0:
@@ -121,14 +144,18 @@ def _staleness(
     return Check("staleness within alpha", len(consumed), problems)
 
 
-def _consumed_once(consumed: NDArray[Any]) -> Check:
-    """Invariant 2, first half."""
+def _consumed_once(consumed: NDArray[Any], by: NDArray[np.int64]) -> Check:
+    """Invariant 2, first half: over all attempts, and in the attempt that started it."""
     times = Counter(consumed["trajectory"].tolist())
     problems = []
     for trajectory, count in times.items():
         if count > 1:
             steps = consumed["step"][consumed["trajectory"] == trajectory].tolist()
             problems.append(f"trajectory {trajectory} was consumed {count} times, in steps {steps}")
+    for trajectory, attempt in zip(consumed["trajectory"].tolist(), by.tolist(), strict=True):
+        if attempt_of(trajectory) != attempt:
+            own = attempt_of(trajectory)
+            problems.append(f"trajectory {trajectory} of attempt {own} was consumed in attempt {attempt}")
     return Check("consumed at most once", len(times), problems)
 
 
@@ -164,19 +191,37 @@ def _consumed_are_ok(data: RunData, consumed: NDArray[Any], found: NDArray[Any],
     return Check("a failure is not a reward", int(found.sum()), problems)
 
 
-def _one_row(run: RunDir, data: RunData, ended: bool) -> Check:
-    """Every trajectory that was started ends in exactly one row."""
-    ids = data.trajectories()["trajectory"]
-    times = Counter(ids.tolist())
+def _one_row(run: RunDir, data: RunData) -> Check:
+    """Every trajectory that was started ends in exactly one row, if its attempt was not killed."""
+    times = Counter(data.trajectories()["trajectory"].tolist())
     problems = [f"trajectory {one} has {count} rows" for one, count in times.items() if count > 1]
-    if ended and times:
-        # The ledger numbers trajectories from 0 without a gap, so a missing number is a missing row.
-        missing = sorted(set(range(int(ids.max()) + 1)) - set(times))
-        problems += [f"trajectory {one} has no row" for one in missing]
-        started = run.metrics[-1]["counts"].get("started") if run.metrics else None
-        if started is not None and not missing and started > len(times):
-            problems.append(f"{started} trajectories were started, {len(times)} have a row")
+    by_attempt: dict[int, list[int]] = {}
+    for trajectory in times:
+        by_attempt.setdefault(attempt_of(trajectory), []).append(trajectory)
+    attempts = {attempt.number: attempt for attempt in run.attempts}
+    for number, found in by_attempt.items():
+        if number not in attempts:
+            problems.append(f"trajectory {min(found)} is of attempt {number}, which there is not")
+    for attempt in run.attempts:
+        if attempt.clean:
+            problems += _missing(run, attempt, by_attempt.get(attempt.number, []))
     return Check("one row a trajectory", len(times), problems)
+
+
+def _missing(run: RunDir, attempt: AttemptView, found: list[int]) -> list[str]:
+    """Trajectories of an attempt that have no row. They are numbered without a gap."""
+    if not found and not attempt.started:
+        return []
+    first = first_trajectory(attempt.number)
+    missing = sorted(set(range(first, max(found, default=first) + 1)) - set(found))
+    problems = [f"trajectory {one} has no row" for one in missing]
+    started = attempt.started
+    if started is None and run.metrics and len(run.attempts) == 1:
+        started = run.metrics[-1]["counts"].get("started")
+    if started is not None and not missing and started > len(found):
+        where = f" in attempt {attempt.number}" if len(run.attempts) > 1 else ""
+        problems.append(f"{started} trajectories were started{where}, {len(found)} have a row")
+    return problems
 
 
 def _token_truth(data: RunData) -> Check:
@@ -217,18 +262,32 @@ def _token_problems(shard: Shard) -> list[str]:
     return problems
 
 
+def _every_step(run: RunDir) -> Check:
+    """metrics.jsonl has each step once, in order, whatever was done anew."""
+    steps = [line["step"] for line in run.metrics]
+    problems = [
+        f"line {number + 1} of metrics.jsonl is of step {step}, not {number}"
+        for number, step in enumerate(steps)
+        if step != number
+    ]
+    return Check("every step once", len(steps), problems)
+
+
 def _metrics(
     run: RunDir, consumed: NDArray[Any], found: NDArray[Any], rows: NDArray[Any], ended: bool
 ) -> Check:
     """metrics.jsonl repeats what the shards and batch logs say."""
     assert run.data is not None
-    problems = []
+    problems, by = [], run.data.consumed_by()
     for line in run.metrics:
         step = line["step"]
         batch = consumed["step"] == step
         mine = batch & found
         if not batch.any():
             problems.append(f"step {step}: in metrics.jsonl, but no batch log has it")
+        elif "attempt" in line and (by[batch] != line["attempt"]).any():
+            logged = by[batch][0]
+            problems.append(f"step {step}: of attempt {line['attempt']}, logged by attempt {logged}")
         if not mine.any() or not (ended or found[batch].all()):
             continue
         expected: dict[str, float] = {

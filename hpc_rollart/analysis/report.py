@@ -87,6 +87,8 @@ def _charts(run: RunDir, summary: Summary) -> Iterator[Figure]:
 def _tiles(run: RunDir, summary: Summary, overlap: Overlap) -> list[tuple[str, str, str]]:
     """The headline numbers: name, value, remark."""
     planned = f"of {summary.steps_planned}" if summary.steps_planned else ""
+    if len(run.attempts) > 1:
+        planned = f"{planned} in {len(run.attempts)} attempts".strip()
     lag = "–" if summary.max_staleness is None else str(summary.max_staleness)
     bound = "" if run.alpha is None else f"bound {run.alpha}"
     rate = summary.trained_tokens / summary.wall_s if summary.wall_s > 0 else math.nan

@@ -17,6 +17,34 @@ Rank = tuple[str, int]
 """(component, world rank): how timelines and shards name a rank."""
 
 
+CLEAN_ENDS = ("done", "interrupted")
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """One start of the run.
+
+    Attributes
+    ----------
+    step
+        The step that it began at.
+    state
+        How it ended, or the run's state if it goes on; ``killed`` if nobody could say so.
+    started
+        Trajectories that it started; None where that is not known.
+    """
+
+    number: int
+    step: int
+    state: str
+    started: int | None = None
+
+    @property
+    def clean(self) -> bool:
+        """Whether it ended in good order, so that everything that it started has its row."""
+        return self.state in CLEAN_ENDS
+
+
 @dataclass(frozen=True)
 class RunDir:
     """A run as found on disk.
@@ -34,7 +62,9 @@ class RunDir:
     timelines
         Events by rank.
     failure
-        ``logs/<attempt>/failure.json`` of the last attempt that left one.
+        ``logs/<attempt>/failure.json`` of the last attempt, if it left one.
+    attempts
+        The starts of the run, in order; at least one.
     problems
         What could not be read, one line each.
     """
@@ -47,6 +77,7 @@ class RunDir:
     config_text: str
     timelines: dict[Rank, list[Event]]
     failure: dict[str, Any] | None
+    attempts: list[AttemptView]
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -94,21 +125,46 @@ def open_run_dir(path: Path) -> RunDir:
     config_text = config_path.read_text() if config_path.exists() else ""
     if not config_text:
         problems.append(f"{config_path} is missing")
-    failure = None
-    failures = sorted((path / "logs").glob("*/failure.json"), key=lambda found: found.stat().st_mtime)
-    if failures:
-        try:
-            failure = json.loads(failures[-1].read_bytes())
-        except ValueError:  # whoever wrote it died in the middle
-            failure = {"error": f"{failures[-1]} is torn"}
+    status = read_status(path) or {}
+    attempts, failure = _attempts(path, status)
     return RunDir(
         path=path,
         data=data,
         metrics=read_metrics(path),
-        status=read_status(path) or {},
+        status=status,
         config=yaml.safe_load(config_text) or {},
         config_text=config_text,
         timelines=read_timelines(path),
         failure=failure,
+        attempts=attempts,
         problems=problems,
     )
+
+
+def _attempts(path: Path, status: dict[str, Any]) -> tuple[list[AttemptView], dict[str, Any] | None]:
+    """The run's attempts, and how the last one failed if it did."""
+    numbers = sorted(int(folder.name) for folder in (path / "logs").glob("*") if folder.name.isdecimal())
+    found, failure = [], None
+    for number in numbers or [0]:
+        folder = path / "logs" / str(number)
+        begun, end, failure = (_read(folder / f"{name}.json") for name in ("attempt", "end", "failure"))
+        if end:
+            state = str(end.get("state"))
+        elif failure:
+            state = "failed"
+        elif number == max(numbers, default=0):
+            state = str(status.get("state", "unknown"))
+        else:
+            state = "killed"
+        found.append(AttemptView(number, (begun or {}).get("step", 0), state, (end or {}).get("started")))
+    return found, failure
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError:
+        return None
+    except ValueError:  # whoever wrote it died in the middle
+        return {"error": f"{path} is torn"}
+    return content if isinstance(content, dict) else None

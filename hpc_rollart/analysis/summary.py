@@ -57,7 +57,8 @@ class Summary:
     trained_tokens
         Sampled tokens of consumed trajectories.
     statuses
-        Rows by status, `ok` split into ``trained`` and ``ok, not trained``.
+        Rows by status, `ok` split into ``trained``, ``rolled back`` (trained on after an attempt's last
+        checkpoint, and lost with it) and ``ok, not trained``.
     staleness
         Consumed trajectories by staleness.
     """
@@ -102,9 +103,12 @@ def summarise(run: RunDir) -> Summary:
     consumed, found, rows = run.data.consumed_rows()
     all_rows = run.data.trajectories()
     trained = np.isin(all_rows["trajectory"], consumed["trajectory"])
+    rolled_back = np.isin(all_rows["trajectory"], run.data.rolled_back()["trajectory"])
     statuses = {"trained": int(trained.sum())} if len(all_rows) else {}
+    if rolled_back.any():
+        statuses["rolled back"] = int(rolled_back.sum())
     for code, name in enumerate(run.data.statuses):
-        count = int(((all_rows["status"] == code) & ~trained).sum())
+        count = int(((all_rows["status"] == code) & ~trained & ~rolled_back).sum())
         if count:
             statuses["ok, not trained" if name == "ok" else name] = count
     return Summary(

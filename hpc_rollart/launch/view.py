@@ -1,6 +1,7 @@
 """What a run says of itself in its directory, read while it runs: status.json, metrics, failures."""
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ class RunView:
     status: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     _offset: int = 0
+    _inode: int = 0
 
     def refresh(self) -> None:
         """Read what is new; a file that is not there yet, or a line half written, is left for later."""
@@ -35,6 +37,10 @@ class RunView:
         if not metrics.exists():
             return
         with metrics.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                # A new attempt has replaced it by one without the steps that it does anew.
+                self._inode, self._offset, self.steps = found.st_ino, 0, []
             file.seek(self._offset)
             block = file.read()
         whole = block[: block.rfind(b"\n") + 1]

@@ -168,15 +168,26 @@ class RunData:
         self._shard_of = np.repeat(np.arange(len(counts)), counts)
         self._row_of = np.concatenate([np.empty(0, np.int64), *(np.arange(count) for count in counts)])
         self._index = {int(t): i for i, t in enumerate(self._rows["trajectory"])}
-        self._consumed = self._read_batches()
+        self._consumed, self._consumed_by, self._rolled_back = self._read_batches()
 
     def trajectories(self) -> NDArray[Any]:
         """One row of dtype `schema.TRAJECTORY` a trajectory; its codes index this object's name lists."""
         return self._rows
 
     def consumed(self) -> NDArray[Any]:
-        """Rows of dtype `schema.CONSUMED` of all attempts, in the order they were trained on."""
+        """What made the policy: rows of dtype `schema.CONSUMED` of all attempts, in order of step."""
         return self._consumed
+
+    def consumed_by(self) -> NDArray[np.int64]:
+        """The attempt whose batch log has it, for each row of `consumed`."""
+        return self._consumed_by
+
+    def rolled_back(self) -> NDArray[Any]:
+        """Rows, as of `consumed`, of steps that were done after an attempt's last checkpoint and then lost.
+
+        A later attempt did those steps anew, from older weights.
+        """
+        return self._rolled_back
 
     def tokens_of(self, trajectory: int) -> Tokens:
         """Tokens of one trajectory; KeyError when no shard has its row."""
@@ -204,7 +215,7 @@ class RunData:
         Returns
         -------
         consumed
-            All of `consumed()`, shape (C,).
+            What `consumed` gives, shape (C,).
         found
             Whether a shard has the row, bool (C,).
         rows
@@ -230,15 +241,29 @@ class RunData:
         rows["pool"][served] = _translation(shard.codes["pool"], self.pools)[rows["pool"][served]]
         return rows
 
-    def _read_batches(self) -> NDArray[Any]:
-        logs = [np.empty(0, CONSUMED)]
-        attempts = [path for path in (self.path / "batches").glob("*.h5") if path.stem.isdigit()]
-        for path in sorted(attempts, key=lambda path: int(path.stem)):
+    def _read_batches(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
+        """Rows that count, the attempt of each, and rows that a later attempt took back.
+
+        An attempt begins at a checkpoint and does every step from there on. So the first step in its log, if
+        there is one, says which steps of earlier attempts count no more.
+        """
+        kept = [(np.empty(0, CONSUMED), np.empty(0, np.int64))]
+        taken_back = [np.empty(0, CONSUMED)]
+        logs = {int(path.stem): path for path in (self.path / "batches").glob("*.h5") if path.stem.isdigit()}
+        redone_from = np.iinfo(np.int64).max
+        for attempt in sorted(logs, reverse=True):
             try:
-                logs.append(read_consumed(path))
+                rows = read_consumed(logs[attempt])
             except StoreError as error:
                 self.problems.append(str(error))
-        return np.concatenate(logs)
+                continue
+            counts = rows["step"] < redone_from
+            kept.append((rows[counts], np.full(int(counts.sum()), attempt)))
+            taken_back.append(rows[~counts])
+            if len(rows):
+                redone_from = min(redone_from, int(rows["step"].min()))
+        consumed, by = (np.concatenate(columns[::-1]) for columns in zip(*kept, strict=True))
+        return consumed, by, np.concatenate(taken_back[::-1])
 
 
 def open_run(path: Path | str) -> RunData:

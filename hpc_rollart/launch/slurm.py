@@ -75,7 +75,10 @@ class HetSlurmExecutor(SlurmExecutor):
         try:
             script.write_text(self._make_submission_file_text(command, uid), encoding="utf-8")
             said = self._runner(self._make_submission_command(script))
-            job_id = self._get_job_id_from_submission_command(said)
+            try:
+                job_id = self._get_job_id_from_submission_command(said)
+            except utils.FailedSubmissionError:
+                raise sitecommands.SlurmError(f"sbatch named no job: {said.strip()}; see squeue") from None
         except BaseException:
             for left in (script, *self.folder.glob("*.pkl")):
                 # A pickle without a job id in its name was meant for the job that there is not.

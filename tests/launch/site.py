@@ -7,6 +7,12 @@ from typing import Any
 from hpc_rollart.config import RunConfig
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.launch.sitecommands import SlurmError, explain
+from hpc_rollart.launch.submit import Submitted, submit
+
+# What squeue says of the usual run's job, `squeue_command`'s columns.
+RUNNING = "".join(f"4711+{n}|RUNNING|p|1|1:00:00|2026-12-01T01:10:25|n{n}|None\n" for n in range(4))
+PENDING = "".join(f"4711+{n}|PENDING|p|1|1:00:00|N/A||Resources\n" for n in range(4))
+ENDED = RUNNING.replace("RUNNING", "TIMEOUT")
 
 Answer = str | SlurmError | Callable[[Sequence[str]], str]
 
@@ -110,3 +116,10 @@ def make_run(directory: Path, **changes: Any) -> RunConfig:
     for key, value in changes.items():
         data["components"][key.replace("_", "-")] |= value
     return RunConfig.model_validate(data)
+
+
+def sent(directory: Path, slurm: FakeSlurm | None = None, **cluster: Any) -> Submitted:
+    """Submit the usual run; temporary folders are below /tmp, so the paths are said to be shared."""
+    return submit(
+        make_run(directory), make_cluster(**cluster), ["x"], shared=True, runner=slurm or FakeSlurm()
+    )

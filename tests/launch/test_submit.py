@@ -1,0 +1,233 @@
+"""Submitting a run, and submitting it again, to a Slurm whose answers are written down."""
+
+import functools
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_rollart.config import ConfigError, load_resolved
+from hpc_rollart.errors import UserError
+from hpc_rollart.launch import jobs, sitecheck, sitecommands, submit
+from hpc_rollart.launch.rundir import amend_manifest
+from hpc_rollart.launch.sitecommands import CommandMissing, SlurmError
+from tests.launch.fake_rank import write_status
+from tests.launch.site import PENDING, RUNNING, FakeSlurm, make_cluster, make_run, refused, sent
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs here, so what would be run does not matter."""
+    monkeypatch.setattr(submit, "supervise", lambda run_dir: functools.partial(print, run_dir))
+
+
+# --- submit ------------------------------------------------------------------------------------------
+
+
+def test_submitted_run_has_its_profile_its_script_and_a_record_of_its_job(tmp_path: Path) -> None:
+    result = sent(tmp_path, account="proj")
+    run = result.run_dir
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert jobs.load_resolved_cluster(run) == make_cluster(account="proj")
+    (record,) = jobs.records(run)
+    assert record == result.job == jobs.latest(run)
+    assert (record.job, record.time_s) == (4711, 7200.0)
+    assert [part.component for part in record.components] == list(load_resolved(run).components)
+    assert [(part.partition, part.nodes, part.ranks, part.gpus) for part in record.components] == [
+        ("gpu-h100", 1, 1, 1), ("gpu-h100", 1, 2, 2), ("gpu-h20", 2, 16, 16), ("standard", 2, 8, 0),
+    ]  # fmt: skip
+    assert "#SBATCH hetjob" in Path(record.script).read_text()
+    assert Path(record.log) == run / "slurm" / "4711_0_log.out"
+    # submitit's folder: the script, the pickle, and nothing that is left over.
+    assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
+
+
+def test_paths_of_the_resolved_run_do_not_depend_on_where_it_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    config = make_run(Path("runs"))
+    model = config.model.model_copy(update={"builtin": None, "path": "model"})
+    config = config.model_copy(update={"model": model})
+    result = submit.submit(config, make_cluster(), [], shared=True, runner=FakeSlurm())
+    resolved = load_resolved(result.run_dir)
+    assert resolved.run.dir == str(tmp_path / "runs" / "demo")
+    assert resolved.model.path == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("said", "mend"),
+    [
+        ("Batch job submission failed: Invalid account or account/partition combination", "--account"),
+        ("Batch job submission failed: Invalid partition name specified", "sinfo lists"),
+        ("Batch job submission failed: Required partition not available (inactive or drain)", "is down"),
+        ("Batch job submission failed: Requested node configuration is not available", "sinfo -o"),
+        ("Batch job submission failed: More processors requested than permitted", "fewer nodes"),
+        ("Batch job submission failed: Node count specification invalid", "components.NAME.nodes"),
+        ("Batch job submission failed: Requested time limit is invalid (missing or exceeds)", "--time"),
+        ("Batch job submission failed: Invalid qos specification", "--qos"),
+        ("Invalid generic resource (gres) specification", "gres"),
+        ("Batch job submission failed: Job violates accounting/QOS policy (job submit)", "QOS allows less"),
+    ],
+)  # fmt: skip
+def test_refusal_is_told_in_slurms_words_with_the_mend_and_leaves_nothing(
+    tmp_path: Path, said: str, mend: str
+) -> None:
+    slurm = FakeSlurm(sbatch=refused("sbatch", f"sbatch: error: {said}"))
+    with pytest.raises(SlurmError) as caught:
+        sent(tmp_path, slurm)
+    assert f"sbatch: {said}" in str(caught.value) and mend in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_directory_that_was_there_before_a_refusal_is_there_after_it(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    with pytest.raises(SlurmError):
+        sent(tmp_path, FakeSlurm(sbatch=refused("sbatch", "no")))
+    assert os.listdir(tmp_path / "demo") == []
+
+
+def test_answer_that_names_no_job_is_a_refusal(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match="hello"):
+        sent(tmp_path, FakeSlurm(sbatch="hello"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_sbatch_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandMissing, match="no sbatch here: run this on a login node of the cluster"):
+        submit.submit(make_run(tmp_path), make_cluster(), [], shared=True)
+    assert os.listdir(tmp_path) == []
+
+
+PARTITION = "PartitionName=gpu-h20 MaxNodes={most} MaxTime={time} State={state} TotalNodes={total}\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"state": "DOWN"}, "Slurm's partition standard is DOWN"),
+        ({"total": 1}, "2 nodes, but Slurm's partition gpu-h100 has 1; use fewer"),
+        ({"most": 1}, "2 nodes, but a job may have 1 in Slurm's partition gpu-h20; use fewer"),
+        ({"time": "01:00:00"}, "runs jobs of at most 01:00:00; ask for less with --time"),
+    ],
+)
+def test_job_that_slurm_would_take_and_never_start_is_refused(
+    tmp_path: Path, values: dict[str, Any], line: str
+) -> None:
+    text = PARTITION.format(**{"most": "UNLIMITED", "time": "1-00:00:00", "state": "UP", "total": 9} | values)
+    with pytest.raises(ConfigError) as caught:
+        sent(tmp_path, FakeSlurm(scontrol=text))
+    assert line in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_partition_that_slurm_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"partitions\.big: Slurm has no partition gpu-h100; sinfo lists"):
+        sent(tmp_path, FakeSlurm(scontrol=refused("scontrol", "Partition gpu-h100 not found")))
+
+
+def test_dry_run_makes_nothing_and_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert submit.script(make_run(tmp_path), make_cluster(), shared=True).startswith("#!/bin/bash\n")
+    assert os.listdir(tmp_path) == []
+
+
+# --- paths -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/tmp/runs/a", "/dev/shm/a", "/scratch/local/a", "/var/tmp/a"])
+def test_run_directory_that_only_one_node_sees_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch/local")
+    (line,) = sitecheck.paths(make_run(Path("/")), make_cluster(), Path(path), shared=False)
+    assert line.startswith(f"run.dir: {path} is below /") and "--dir" in line and "--shared" in line
+    assert sitecheck.paths(make_run(Path("/")), make_cluster(), Path(path), shared=True) == []
+    assert sitecheck.paths(make_run(Path("/")), make_cluster(), Path("/work/a"), shared=False) == []
+
+
+def test_python_and_model_that_only_one_node_sees_are_refused() -> None:
+    config = make_run(Path("/"))
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/tmp/m"})})
+    lines = sitecheck.paths(
+        config, make_cluster(python="/tmp/venv/bin/python"), Path("/work/a"), shared=False
+    )
+    assert [line.split(":")[0] for line in lines] == ["python", "model.path"]
+
+
+@pytest.mark.parametrize("name", ["100%", "it's", 'a"b', "a\\b", "a\nb"])
+def test_run_directory_that_sbatch_cannot_write_its_log_to_is_refused(name: str) -> None:
+    (line,) = sitecheck.paths(make_run(Path("/")), make_cluster(), Path("/work") / name, shared=True)
+    assert "which sbatch cannot write a log to" in line
+
+
+def test_built_in_model_that_no_node_can_fetch_must_be_made_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLART_CACHE", str(tmp_path))
+    config = make_run(Path("/"))
+    model = config.model.model_copy(update={"builtin": "smollm2-135m-instruct"})
+    config = config.model_copy(update={"model": model})
+    (line,) = sitecheck.paths(config, make_cluster(), Path("/work/a"), shared=False)
+    assert "first run hpc-rollart model build" in line
+    made = tmp_path / "models" / "smollm2-135m-instruct-0123" / "config.json"
+    made.parent.mkdir(parents=True)
+    made.write_text("{}")
+    assert sitecheck.paths(config, make_cluster(), Path("/work/a"), shared=False) == []
+
+
+# --- Slurm's commands --------------------------------------------------------------------------------
+
+
+def test_slurms_commands_run_in_a_clean_environment_with_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "squeue"
+    tool.write_text(
+        '#!/bin/sh\ncase "$1" in slow) exec sleep 60;; no) echo "error: no" >&2; exit 3;; *) env;; esac\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("SLURM_JOB_ID", "SQUEUE_FORMAT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "x")
+    shown = sitecommands.run(["squeue"]).splitlines()
+    assert "SLURM_CONF=x" in shown
+    assert not [line for line in shown if line.startswith(("SLURM_JOB_ID", "SQUEUE_FORMAT"))]
+    with pytest.raises(SlurmError, match="squeue: no"):
+        sitecommands.run(["squeue", "no"])
+    with pytest.raises(SlurmError, match=r"squeue has not answered within 0\.2 s"):
+        sitecommands.run(["squeue", "slow"], deadline_s=0.2)
+
+
+# --- resubmit ----------------------------------------------------------------------------------------
+
+
+def test_resubmitting_adds_a_job_to_the_same_run_and_forgets_the_cancellation(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    amend_manifest(run, directory="/where/it/began")
+    jobs.mark_cancelled(run, 4711)
+    cluster = jobs.load_resolved_cluster(run, ["time=4h"])
+    result = submit.resubmit(run, cluster, runner=FakeSlurm(sbatch="Submitted batch job 4800\n"))
+    assert [record.job for record in jobs.records(run)] == [4711, 4800]
+    assert not jobs.is_cancelled(run)
+    text = Path(result.job.script).read_text()
+    assert "--time=04:00:00" in text and "--chdir=/where/it/began" in text
+    assert jobs.load_resolved_cluster(run).time == 14400.0
+
+
+@pytest.mark.parametrize("lines", [RUNNING, PENDING, RUNNING.replace("RUNNING", "NEWSTATE")])
+def test_run_whose_job_is_still_there_is_not_submitted_again(tmp_path: Path, lines: str) -> None:
+    run = sent(tmp_path).run_dir
+    slurm = FakeSlurm(squeue=lines)
+    with pytest.raises(UserError, match="job 4711 of this run is still"):
+        submit.resubmit(run, make_cluster(), runner=slurm)
+    assert "sbatch" not in slurm.names()
+
+
+def test_run_that_is_done_is_not_submitted_again(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    write_status(run, state="done")
+    with pytest.raises(UserError, match="the run is done"):
+        submit.resubmit(run, make_cluster(), runner=FakeSlurm())

@@ -1,30 +1,54 @@
 """What one node of a job says of itself, as JSON on stdout; a standard-library program.
 
-Run on the node as ``python -m hpc_rollart.launch.nodecheck RUN_DIR SCRATCH [PACKAGE...]``.
+Run on the node as ``python -m hpc_rollart.launch.nodecheck RUN_DIR SCRATCH [--see PATH] [--ask-gpus]
+[PACKAGE...]``.
 """
 
+import argparse
 import fcntl
 import importlib.metadata
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hpc_rollart.launch.agent import GPU_VARIABLES
 
 
-def facts(run_dir: Path, scratch: Path, packages: list[str]) -> dict[str, Any]:
+# Without its persistence daemon the driver loads anew for each call, which takes seconds.
+_GPU_DEADLINE_S = 15.0
+
+
+def facts(
+    run_dir: Path,
+    scratch: Path,
+    packages: Sequence[str] = (),
+    *,
+    see: Path | None = None,
+    ask_gpus: bool = False,
+) -> dict[str, Any]:
     """Return what this node sees; whatever it could not find out is an error's text.
+
+    Parameters
+    ----------
+    see
+        File or directory that this node has to see.
+    ask_gpus
+        Whether to ask the driver for the names of the GPUs, which may take seconds.
 
     Returns
     -------
     dict
         `host`; `t` (Unix seconds); `cpus` (that this process may use); `gpus` (by variable);
-        `run_dir`, `scratch`, `memory` and `lock` (empty if fine, else what is wrong); `free_run_dir`,
-        `free_scratch`, `free_memory` (bytes); `python`; `packages` (version by name, null if it is missing).
+        `run_dir`, `scratch`, `memory`, `lock`, `scratch_lock` and `see` (empty if fine, else what is wrong);
+        `free_run_dir`, `free_scratch`, `free_memory` (bytes); `interfaces`; `gpu_names` (null if not asked
+        or not known); `hdf5_locking` (the variable, null if it is not set); `python`; `packages` (version by
+        name, null if it is missing).
     """
     return {
         "host": os.uname().nodename,
@@ -35,12 +59,22 @@ def facts(run_dir: Path, scratch: Path, packages: list[str]) -> dict[str, Any]:
         "scratch": _usable(scratch),
         "memory": _usable(Path("/dev/shm")),
         "lock": _lockable(run_dir),
+        "scratch_lock": _lockable(scratch),
+        "see": "" if see is None or see.exists() else f"{see}: No such file or directory",
         "free_run_dir": _free(run_dir),
         "free_scratch": _free(scratch),
         "free_memory": _free(Path("/dev/shm")),
+        "interfaces": _interfaces(),
+        "gpu_names": _gpu_names() if ask_gpus else None,
+        "hdf5_locking": os.environ.get("HDF5_USE_FILE_LOCKING"),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "packages": {name: _version(name) for name in packages},
+        "packages": versions(packages),
     }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Return the installed version of each distribution, None for one that is missing."""
+    return {name: _version(name) for name in packages}
 
 
 def _usable(folder: Path) -> str:
@@ -80,5 +114,36 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _interfaces() -> list[str]:
+    try:
+        return sorted(path.name for path in Path("/sys/class/net").iterdir())
+    except OSError:
+        return []
+
+
+def _gpu_names() -> list[str] | None:
+    """Return the names of this node's GPUs as NVIDIA's driver has them; None where it cannot be asked."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    line = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=_GPU_DEADLINE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [name.strip() for name in done.stdout.splitlines() if name.strip()]
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--see", type=Path)
+    parser.add_argument("--ask-gpus", action="store_true")
+    parser.add_argument("packages", nargs="*")
+    given = parser.parse_intermixed_args()
+    found = facts(given.run_dir, given.scratch, given.packages, see=given.see, ask_gpus=given.ask_gpus)
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    print(json.dumps(facts(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])))
+    _main()

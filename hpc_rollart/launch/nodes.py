@@ -61,6 +61,9 @@ def check_nodes(
     allocation: Allocation,
     run_dir: Path,
     packages: Sequence[str] = (),
+    *,
+    see: Path | None = None,
+    ask_gpus: bool = False,
 ) -> list[NodeReport]:
     """Ask every node of the job, all at once; takes seconds, and never much longer than `DEADLINE_S`.
 
@@ -70,14 +73,20 @@ def check_nodes(
         What the nodes are to be fit for.
     packages
         Distributions whose versions each node is to report.
+    see
+        File or directory that every node has to see.
+    ask_gpus
+        Whether to ask for the GPUs' names, which takes seconds on some nodes.
     """
+    asked = [f"--see={see}"] if see is not None else []
+    asked += ["--ask-gpus"] if ask_gpus else []
     places = [(group, host) for group in allocation.groups for host in group.hosts]
     base = scratch_base(cluster)
 
     def ask(place: tuple[Group, str]) -> NodeReport:
         group, host = place
         part = config.components[group.component]
-        return _ask(allocation.job_id, group, host, part, run_dir, base, cluster, packages)
+        return _ask(allocation.job_id, group, host, part, run_dir, base, cluster, [*asked, *packages])
 
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         return list(pool.map(ask, places))
@@ -99,10 +108,10 @@ def _ask(
     run_dir: Path,
     scratch: Path,
     cluster: Cluster,
-    packages: Sequence[str],
+    asked: Sequence[str],
 ) -> NodeReport:
     python = cluster.python or sys.executable
-    probe = [python, "-m", "hpc_rollart.launch.nodecheck", str(run_dir), str(scratch), *packages]
+    probe = [python, "-m", "hpc_rollart.launch.nodecheck", str(run_dir), str(scratch), *asked]
     if host == os.uname().nodename.partition(".")[0]:
         line, env = probe, dict(os.environ)  # this node; its GPUs are in this process's environment
     else:

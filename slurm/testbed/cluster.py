@@ -191,6 +191,9 @@ class Cluster:
         status = next(status for status in self.status() if status.node == node)
         if not status.daemon:
             self.kill(node)  # what a dead slurmd left would be in the way of the next
+            # A host takes longer to boot than Slurm to give it up, and its jobs with it. This one boots in no
+            # time, and then Slurm would take the jobs that died for running, for minutes.
+            self.ask("scontrol", "update", f"nodename={node.name}", "state=down", "reason=killed")
             self._start_daemon(node)
 
     def _write_files(self) -> None:

@@ -59,7 +59,7 @@ def slurm_conf(settings: Settings) -> str:
         "SlurmctldTimeout=30",
         "SlurmdTimeout=30",
         # With all cores busy a batch script may take its time to start; a node is not given up for that.
-        "BatchStartTimeout=60",
+        "BatchStartTimeout=20",
         "ReturnToService=2",
     ]
     for node in settings.nodes:

@@ -168,15 +168,16 @@ def test_commands_on_a_node_find_the_cluster_without_an_environment(own: Testbed
 
 def test_kill_ends_all_of_a_node_and_start_brings_it_back(own: Testbed) -> None:
     srun(own, "--nodelist=h20-2", "touch", "/tmp/from-before")
-    job = own.run(
-        "sbatch", "--parsable", "--partition=h20", "--nodelist=h20-2", "--no-requeue", "--wrap=sleep 600"
-    )
+    starts = own.shared / "starts"
+    wrap = f"--wrap=echo >> {starts}; sleep 600"
+    job = own.run("sbatch", "--parsable", "--partition=h20", "--nodelist=h20-2", "--output=/dev/null", wrap)
     settled(lambda: len(node_processes(own, "h20-2")) > 2, "the job runs")
     own.node("kill", "h20-2")
     assert node_processes(own, "h20-2") == []
     assert own.verb("status").returncode == 1
-    own.run("scancel", job.stdout.strip())
     own.node("start", "h20-2")
+    settled(lambda: starts.read_text() == "\n\n", "the job that died starts again")
+    own.run("scancel", job.stdout.strip())
     assert srun(own, "--nodelist=h20-2", "hostname") == "h20-2\n"
     assert "from-before" not in srun(own, "--nodelist=h20-2", "ls", "/tmp")
     own.must("status")

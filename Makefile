@@ -15,6 +15,8 @@ RAY_STAMP := $(RAY)/.installed
 export OMP_NUM_THREADS ?= 1
 
 CONF ?=
+CLUSTER ?=
+OPTIONS ?=
 TESTS ?=
 # Compares the pace of two runs, so nothing else may run beside it.
 ALONE := tests/end_to_end/test_faults.py
@@ -83,9 +85,12 @@ testbed-down: ## take it down; what its jobs wrote stays
 testbed-status: ## show its nodes and their state
 	@$(PYTHON) -m slurm.testbed status
 
-submit: ## submit to a Slurm cluster (not in this version)
-	@echo "error: submitting to Slurm is not in this version; run on one machine with make quickstart" >&2
-	exit 2
+submit: $(STAMP) ## submit to a Slurm cluster: CONF=conf/... CLUSTER=name OPTIONS='--account a --time 12h'
+	@if [ -z "$(CONF)" ]; then
+	  echo "error: say what to submit: make submit CONF=conf/quickstart.yaml CLUSTER=testbed" >&2
+	  exit 2
+	fi
+	$(BIN)/hpc-rollart submit "$(CONF)" $(if $(CLUSTER),--cluster "$(CLUSTER)") $(OPTIONS)
 
 clean: ## remove what was built here; runs/ and the models in ~/.cache/hpc_rollart stay
 	@rm -rf $(VENV) $(RAY) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

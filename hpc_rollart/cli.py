@@ -4,8 +4,6 @@ Whatever takes long to import is imported inside the verb that needs it, so that
 completion answer at once. Exit codes: 0 done, 2 the input cannot be used, 3 the run failed, 130 interrupted.
 """
 
-import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpc_rollart.config import RunConfig
+    from hpc_rollart.launch.world import Outcome
 
 EXIT_BAD_INPUT = 2
 EXIT_RUN_FAILED = 3
@@ -43,6 +42,19 @@ Overrides = Annotated[
     typer.Option(
         "-o", "--override", metavar="KEY=VALUE", help="Override one key, e.g. run.steps=100; repeatable."
     ),
+]
+Directory = Annotated[
+    str | None, typer.Option("--dir", metavar="DIR", help="Run directory, instead of run.dir.")
+]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="One line a step instead of the live panel.")]
+ClusterOverrides = Annotated[
+    list[str] | None,
+    typer.Option("-c", metavar="KEY=VALUE", help="Override one key of the cluster profile; repeatable."),
+]
+Account = Annotated[str | None, typer.Option("--account", metavar="NAME", help="Account to charge.")]
+Qos = Annotated[str | None, typer.Option("--qos", metavar="NAME", help="Quality of service.")]
+Time = Annotated[
+    str | None, typer.Option("--time", metavar="TIME", help="Time limit of the job, such as 12h or 12:00:00.")
 ]
 
 
@@ -81,63 +93,26 @@ def _root(
 def run(
     conf: ConfPath,
     override: Overrides = None,
-    directory: Annotated[
-        str | None, typer.Option("--dir", metavar="DIR", help="Run directory, instead of run.dir.")
-    ] = None,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="One line a step instead of the live panel.")
-    ] = False,
+    directory: Directory = None,
+    no_progress: NoProgress = False,
 ) -> None:
     """Run on this machine, from the first rank to the report. Ctrl-C stops in good order, twice at once."""
-    from rich.console import Console
+    from hpc_rollart.launch import foreground
 
-    from hpc_rollart.launch import rundir
-    from hpc_rollart.launch.local import run_world
-    from hpc_rollart.launch.model import ensure_model
-    from hpc_rollart.errors import LaunchError
-    from hpc_rollart.launch.mpirun import find_mpirun
-    from hpc_rollart.launch.progress import make_display, summary
-
-    config = _load(conf, [*(override or []), *([f"run.dir={_quoted(directory)}"] if directory else [])])
-    find_mpirun()  # before anything is written: without it there is no run
-    made = rundir.create(config, sys.argv)
-    console = Console()
-    # Before the ranks run, SIGTERM ends this program as Ctrl-C does; then `run_world` handles both.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        ensure_model(config, made.path, console)
-    except (KeyboardInterrupt, UserError) as error:
-        # No rank has started, so nothing is lost, and the same command works once the cause is mended.
-        shutil.rmtree(made.path)
-        if isinstance(error, KeyboardInterrupt):
-            print("\ninterrupted before any rank had started; nothing is left of the run", file=sys.stderr)
-        raise
-    display = make_display(made.path, config.run.name, console, live=not no_progress)
-    try:
-        display.phase(_starting(config))
-        # From here on the directory may hold trajectories, and whatever happens it stays.
-        outcome = run_world(config, made, lambda world: display.update(stopping=world.stopping))
-    except LaunchError:
-        shutil.rmtree(made.path)  # again no rank has started
-        raise
-    finally:
-        display.close()
-    summary(made.path, console, _write_report(made.path, console))
-    if outcome.state == "failed":
-        print(f"\nrun failed: {outcome.message}", file=sys.stderr)
-        raise typer.Exit(EXIT_RUN_FAILED)
-    if outcome.state == "interrupted":
-        print("\ninterrupted" + (f": {outcome.message}" if outcome.message else ""), file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED)
+    config = _load(conf, [*(override or []), *_directory(directory)])
+    _finish(foreground.begin(config, sys.argv, _console(), live=not no_progress))
 
 
 @app.command()
-def watch(
-    run_dir: RunPath,
-    no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="One line a step instead of the live panel.")
-    ] = False,
-) -> None:
+def resume(run_dir: RunPath, no_progress: NoProgress = False) -> None:
+    """Go on with a run that ended early, on this machine, from its newest checkpoint."""
+    from hpc_rollart.launch import foreground
+
+    _finish(foreground.resume(_run_dir(run_dir), _console(), live=not no_progress))
+
+
+@app.command()
+def watch(run_dir: RunPath, no_progress: NoProgress = False) -> None:
     """Show a run that goes on elsewhere, as `run` does; Ctrl-C ends the watching, not the run."""
     import contextlib
     import time
@@ -163,6 +138,127 @@ def watch(
             time.sleep(0.25)
     if (view.silent_s() or 0.0) > limit_s:
         raise UserError(f"{path}: the run has not reported for {limit_s:g} s; its launcher was killed?")
+
+
+# --- on a cluster ------------------------------------------------------------------------------------
+
+
+@app.command()
+def submit(
+    conf: ConfPath,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", metavar="NAME", help="Cluster profile, by name or file; default: the run's."
+        ),
+    ] = None,
+    override: Overrides = None,
+    cluster_override: ClusterOverrides = None,
+    account: Account = None,
+    qos: Qos = None,
+    time: Time = None,
+    directory: Directory = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="All nodes see the paths, though they look local to one.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the batch script; submit nothing, make nothing.")
+    ] = False,
+) -> None:
+    """Submit to Slurm as one heterogeneous job; run this on a login node."""
+    from hpc_rollart.config import load
+    from hpc_rollart.config.cluster import load_cluster
+    from hpc_rollart.launch import submit as submitting
+    from hpc_rollart.launch.placement import with_choices
+    from hpc_rollart.launch.submit_view import submitted
+
+    config = load(conf, [*(override or []), *_directory(directory)], here=False)
+    name = cluster or config.cluster
+    if not name:
+        raise UserError("no cluster: give --cluster NAME, or set `cluster` in the run's file")
+    profile = load_cluster(name, cluster_override or [])
+    profile = with_choices(profile, account=account, qos=qos, time=time)
+    if dry_run:
+        print(submitting.script(config, profile, shared=shared), end="")
+        return
+    submitted(submitting.submit(config, profile, sys.argv, shared=shared), _console())
+
+
+@app.command()
+def resubmit(
+    run_dir: RunPath,
+    cluster_override: ClusterOverrides = None,
+    account: Account = None,
+    qos: Qos = None,
+    time: Time = None,
+) -> None:
+    """Submit another job for a run that ended early; it goes on from its newest checkpoint."""
+    from hpc_rollart.launch import jobs
+    from hpc_rollart.launch import submit as submitting
+    from hpc_rollart.launch.placement import with_choices
+    from hpc_rollart.launch.submit_view import submitted
+
+    path = _run_dir(run_dir)
+    jobs.latest(path)  # a run that was never submitted has no profile, and this says so
+    profile = jobs.load_resolved_cluster(path, cluster_override or [])
+    profile = with_choices(profile, account=account, qos=qos, time=time)
+    submitted(submitting.resubmit(path, profile), _console())
+
+
+@app.command()
+def status(
+    run_dir: RunPath,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Look again every five seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show how a run and its Slurm job stand. Exit code 0 while all is well, 3 failed, 130 stopped."""
+    from hpc_rollart.launch.job_status import Watcher
+    from hpc_rollart.launch.submit_view import show_status
+
+    code = show_status(Watcher(_run_dir(run_dir)), _console(), again=watch_it, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def logs(
+    run_dir: RunPath,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="A rank's log.")] = None,
+    component: Annotated[
+        str | None, typer.Option("--component", metavar="NAME", help="The logs of a component's ranks.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", help="Of this attempt; default: the newest.")
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("-n", "--lines", metavar="LINES", min=0, help="Last lines; 0: all of them.")
+    ] = 50,
+) -> None:
+    """Show what the batch step wrote, or a rank, or a component's ranks."""
+    import contextlib
+
+    from hpc_rollart.launch import follow as following
+
+    path = _run_dir(run_dir)
+    choice = following.Choice(rank, component, attempt)
+    choice.check(path)
+    with contextlib.suppress(KeyboardInterrupt):
+        if follow:
+            following.follow(path, choice, lines, _raw)
+        else:
+            following.show(path, choice, lines, _raw)
+
+
+@app.command()
+def cancel(
+    run_dir: RunPath,
+    now: Annotated[bool, typer.Option("--now", help="At once, without a checkpoint.")] = False,
+) -> None:
+    """End the run's Slurm job for good: it stops in good order, with a checkpoint, and is not requeued."""
+    from hpc_rollart.launch.cancel import cancel as end
+
+    end(_run_dir(run_dir), now=now)
 
 
 # --- configuration and models ------------------------------------------------------------------------
@@ -265,17 +361,26 @@ def _run_dir(path: Path) -> Path:
     return path
 
 
-def _starting(config: "RunConfig") -> str:
-    parts = ", ".join(f"{name} {part.ranks}" for name, part in config.components.items())
-    return f"starting {sum(part.ranks for part in config.components.values())} ranks ({parts})"
+def _directory(directory: str | None) -> list[str]:
+    return [f"run.dir={_quoted(directory)}"] if directory is not None else []
 
 
-def _write_report(run_dir: Path, console: "Console") -> Path | None:
-    """Write the report; a run that ended early may hold too little for one, which must not hide its end."""
-    from hpc_rollart.analysis.report import write_report
+def _console() -> "Console":
+    from rich.console import Console
 
-    try:
-        return write_report(run_dir)
-    except Exception as error:
-        console.print(f"no report: {error}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        return None
+    return Console()
+
+
+def _raw(data: bytes) -> None:
+    """Write a log as it is, whatever bytes are in it."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def _finish(outcome: "Outcome") -> None:
+    if outcome.state == "failed":
+        print(f"\nrun failed: {outcome.message}", file=sys.stderr)
+        raise typer.Exit(EXIT_RUN_FAILED)
+    if outcome.state == "interrupted":
+        print("\ninterrupted" + (f": {outcome.message}" if outcome.message else ""), file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED)

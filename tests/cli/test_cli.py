@@ -69,7 +69,7 @@ def test_config_schema_is_json_schema_with_a_description_of_every_section() -> N
     assert schema["$defs"]["Grpo"]["properties"]["group_size"]["description"]
 
 
-@pytest.mark.parametrize("verb", [["config", "show"], ["run"], ["model", "build"]])
+@pytest.mark.parametrize("verb", [["config", "show"], ["run"], ["model", "build"], ["submit"]])
 def test_wrong_config_is_exit_code_2_with_one_line_a_problem(conf: Path, verb: list[str]) -> None:
     done = call(*verb, conf, "-o", "run.stepz=3")
     assert done.returncode == 2
@@ -77,7 +77,9 @@ def test_wrong_config_is_exit_code_2_with_one_line_a_problem(conf: Path, verb: l
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("verb", ["report", "timeline", "audit", "watch"])
+@pytest.mark.parametrize(
+    "verb", ["report", "timeline", "audit", "watch", "resume", "resubmit", "status", "logs", "cancel"]
+)
 def test_directory_that_is_no_run_is_exit_code_2(tmp_path: Path, verb: str) -> None:
     done = call(verb, tmp_path)
     assert (done.returncode, done.stderr) == (
@@ -128,7 +130,7 @@ def test_completion_script_is_offered() -> None:
 def test_a_run_directory_stays_once_ranks_may_have_written_to_it(
     conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     (tmp_path / "model").mkdir()

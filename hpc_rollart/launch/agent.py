@@ -34,7 +34,7 @@ def step_command(nodes: dict[str, object], group: int, host: str, cpus: int) -> 
         line.append(f"--het-group={group}")
     line += [f"--nodelist={host}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus}"]
     # overlap: the step shares what the job has with every other step; without it, it waits for ever.
-    line += ["--overlap", "--mem=0", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--quiet"]
+    line += ["--overlap", "--mem=0", "--mpi=none", "--export=ALL", "--quiet"]
     return line
 
 

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
@@ -23,6 +24,8 @@ class Group:
     ----------
     index
         Number of the het group; -1 in a job that is not heterogeneous.
+    job_id
+        Slurm's id of this part of the job.
     hosts
         Node names in Slurm's order.
     """
@@ -30,6 +33,7 @@ class Group:
     component: str
     index: int
     hosts: tuple[str, ...]
+    job_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Allocation:
                 raise AllocationError(
                     f"component {name}: job {job_id} has {len(hosts)} nodes for it, the config needs {wanted}"
                 )
-            groups.append(Group(name, index if size else -1, hosts))
+            part = environ.get(f"SLURM_JOB_ID_HET_GROUP_{index}", job_id)
+            groups.append(Group(name, index if size else -1, hosts, part))
         return cls(job_id, tuple(groups), int(environ.get("SLURM_RESTART_COUNT", "0")))
 
     @property
@@ -97,10 +102,10 @@ class Allocation:
     def without(self, lost: Sequence[str]) -> "Allocation":
         """Return the allocation as it is when some nodes are gone."""
         groups = [
-            Group(group.component, group.index, tuple(host for host in group.hosts if host not in lost))
+            replace(group, hosts=tuple(host for host in group.hosts if host not in lost))
             for group in self.groups
         ]
-        return Allocation(self.job_id, tuple(groups), self.restarts)
+        return replace(self, groups=tuple(groups))
 
 
 def expand(nodelist: str) -> tuple[str, ...]:
@@ -137,6 +142,23 @@ def job_facts(job_id: str) -> JobFacts:
     except ValueError:  # Unknown: there is no limit
         end_time = None
     return JobFacts(found.get("JobState", ""), end_time, found)
+
+
+def give_back(group: Group, left: Sequence[str], folder: Path) -> None:
+    """Give the nodes of a component that are not in `left` back to Slurm; the job goes on without them.
+
+    Slurm ends a het job whose first component has one node when any of its nodes goes down, whatever --no-kill
+    says (seen with 22.05: the first component is requeued alone and the others fail). It cannot when the node
+    is no longer the job's.
+
+    Raises
+    ------
+    SlurmError
+        The site does not let jobs shrink.
+    """
+    # scontrol writes scripts for interactive shells into the current directory; they belong to the run's.
+    command = ["scontrol", "update", f"JobId={group.job_id}", f"NodeList={','.join(left)}"]
+    sitecommands.run(command, cwd=folder)
 
 
 def slurm_version() -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from hpc_rollart.errors import UserError
@@ -80,7 +81,7 @@ def _foreign(name: str) -> bool:
     return name.startswith(FOREIGN_PREFIXES)
 
 
-def run(command: Sequence[str], deadline_s: float = DEADLINE_S) -> str:
+def run(command: Sequence[str], deadline_s: float = DEADLINE_S, cwd: Path | None = None) -> str:
     """Run one of Slurm's commands and return its standard output.
 
     Raises
@@ -99,6 +100,7 @@ def run(command: Sequence[str], deadline_s: float = DEADLINE_S) -> str:
             text=True,
             errors="replace",
             timeout=deadline_s,
+            cwd=cwd,
             # Slurm's answers are read by programs here: no translation, and times in one form.
             env=clean_environment(os.environ) | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"},
             check=False,

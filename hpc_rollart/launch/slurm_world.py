@@ -24,7 +24,7 @@ from hpc_rollart.launch.sitecommands import SlurmError
 # 24.11 to work; what is between is refused until somebody has seen it work.
 _PMIX_ANY_ORDER = (24, 11)
 # Daemons end by themselves when mpirun has, and clear their nodes' scratch; whoever has not by then is ended.
-_END_GRACE_S, _END_DEADLINE_S = 8.0, 25.0
+_END_GRACE_S, _END_DEADLINE_S = 5.0, 15.0
 
 
 class SlurmLauncher(abc.ABC):
@@ -184,7 +184,6 @@ class SrunLauncher(SlurmLauncher):
                 "--distribution=block",
                 "--overlap",
                 "--mem=0",
-                "--cpu-bind=none",
                 "--kill-on-bad-exit=1",
                 "--export=" + ",".join(["ALL", f"{mpirun.COMPONENT}={block.component}", *_threads(block)]),
             ]

@@ -23,7 +23,7 @@ from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs, sentinel
-from hpc_rollart.launch.allocation import Allocation, job_facts
+from hpc_rollart.launch.allocation import Allocation, Group, give_back, job_facts
 from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import check_nodes
@@ -203,8 +203,19 @@ class Supervisor:
                 self._say("node lost", host=report.host, message=report.problem)
             elif report.problem:
                 self._say("node has a problem", host=report.host, message=report.problem)
-        self.lost = {report.host: report.problem for report in reports if not report.usable}
-        return self.allocation.without(list(self.lost))
+        before, self.lost = self.lost, {r.host: r.problem for r in reports if not r.usable}
+        left = self.allocation.without(list(self.lost))
+        for group, rest in zip(self.allocation.groups, left.groups, strict=True):
+            gone = [host for host in group.hosts if host not in rest.hosts]
+            if rest.hosts and any(host not in before for host in gone):
+                self._give_back(group, rest.hosts)
+        return left
+
+    def _give_back(self, group: Group, left: tuple[str, ...]) -> None:
+        try:
+            give_back(group, left, jobs.folder(self.run_dir))
+        except SlurmError as error:
+            self._say("lost nodes stay in the job, and Slurm may end it for them", message=str(error))
 
     def _component_without_nodes(self, left: Allocation) -> str:
         """Return what keeps an attempt from starting on the nodes left, or nothing."""

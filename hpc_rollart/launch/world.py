@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ _MARGIN_S = 30.0
 # After the run's end, good or bad, is on record the ranks leave; whoever has not by then is ended.
 _LEAVE_GRACE_S = 45.0
 _TERM_GRACE_S = 5.0
+_LOST_NODE = re.compile(r"Remote daemon: .* on node (\S+)")
 
 
 class Launcher(Protocol):
@@ -205,6 +207,8 @@ class World:
     def _why(self, code: int) -> str:
         log = self._logs / "mpirun.log"
         lines = last_lines(log, 12)
+        if lost := _LOST_NODE.findall("\n".join(lines)):
+            return f"node {', '.join(sorted(set(lost)))} was lost: mpirun's daemon there is gone; see {log}"
         said = "\n  ".join(["; it said:", *lines]) if lines else ""
         return f"mpirun ended with code {code} and no rank said why; see {log}{said}"
 

@@ -140,6 +140,43 @@ def watch(run_dir: RunPath, no_progress: NoProgress = False) -> None:
         raise UserError(f"{path}: the run has not reported for {limit_s:g} s; its launcher was killed?")
 
 
+@app.command()
+def doctor(
+    conf: ConfPath,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="Cluster profile; default: this machine is meant."),
+    ] = None,
+    override: Overrides = None,
+    cluster_override: ClusterOverrides = None,
+    account: Account = None,
+    qos: Qos = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="TIME", help="Longest wait for its job in the queue.")
+    ] = "10m",
+    shared: Annotated[
+        bool, typer.Option("--shared", help="All nodes see the paths, though they look local to one.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Find out whether a run will start: here, or on a cluster by a short job. Exit code 2 if it would fail."""
+    from hpc_rollart.launch.doctor_command import diagnose
+
+    code = diagnose(
+        conf,
+        override or [],
+        cluster=cluster,
+        cluster_overrides=cluster_override or [],
+        account=account,
+        qos=qos,
+        wait=wait,
+        shared=shared,
+        as_json=as_json,
+    )
+    if code:
+        raise typer.Exit(code)
+
+
 # --- on a cluster ------------------------------------------------------------------------------------
 
 

@@ -147,9 +147,9 @@ def job_facts(job_id: str) -> JobFacts:
 def give_back(group: Group, left: Sequence[str], folder: Path) -> None:
     """Give the nodes of a component that are not in `left` back to Slurm; the job goes on without them.
 
-    Slurm ends a het job whose first component has one node when any of its nodes goes down, whatever --no-kill
-    says (seen with 22.05: the first component is requeued alone and the others fail). It cannot when the node
-    is no longer the job's.
+    Slurm ends a het job whose first component has one node when any of its nodes goes down, whatever
+    --no-kill says (seen with 22.05: the first component is requeued alone and the others fail). It cannot
+    when the node is no longer the job's.
 
     Raises
     ------

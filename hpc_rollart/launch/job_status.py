@@ -1,5 +1,6 @@
 """How a run and its Slurm job stand, for a person and for programs."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,8 @@ class Status:
         The Slurm job, or None for a run that was never submitted or where Slurm does not say.
     last_sign_s
         Seconds since the run last wrote of itself.
+    event
+        What the supervisor last did: `t`, `event`, `message`.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Status:
     staleness: dict[str, Any] | None = None
     tokens_per_s: float | None = None
     last_sign_s: float | None = None
+    event: dict[str, Any] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -127,11 +131,16 @@ class Watcher:
             attempt=attempt if attempt >= 0 else None,
             step=status.get("step"),
             steps=status.get("steps", self._config.run.steps),
-            reward={name: _ends(self._view.rewards(name)) for name in self._view.tasks},
+            reward=self._rewards(),
+            event=_last_event(self._dir),
             staleness=status.get("staleness"),
             tokens_per_s=status.get("tokens_per_s"),
             last_sign_s=max(0.0, self._now() - status["t"]) if "t" in status else None,
         )
+
+    def _rewards(self) -> dict[str, dict[str, float]]:
+        ends = {name: tenths(self._view.rewards(name)) for name in self._view.tasks}
+        return {name: {"first": pair[0], "now": pair[1]} for name, pair in ends.items() if pair}
 
     def _ask(self, record: JobRecord | None) -> tuple[JobState | None, int | None, str]:
         if record is None:
@@ -210,9 +219,18 @@ def _components(record: JobRecord | None, state: JobState | None) -> list[PartSt
     return out
 
 
-def _ends(rewards: list[float]) -> dict[str, float]:
-    ends = tenths(rewards)
-    return {"first": ends[0], "now": ends[1]} if ends else {}
+def _last_event(run_dir: Path) -> dict[str, Any] | None:
+    """Return what the supervisor last wrote down, or None; a line that is half written is left for later."""
+    try:
+        lines = (jobs.folder(run_dir) / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        found: dict[str, Any] = json.loads(lines[-1])
+        return {
+            "t": float(found["t"]),
+            "event": str(found["event"]),
+            "message": str(found.get("message", "")),
+        }
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 # --- for a person ------------------------------------------------------------------------------------
@@ -231,7 +249,7 @@ def render(status: Status) -> RenderableType:
     parts.append(_run(status))
     if status.reward:
         parts += [Text(), _rewards(status)]
-    return Padding(Group(*parts), (1, 2))
+    return Padding(Group(*parts), (1, 2), expand=False)
 
 
 def _jobs(status: Status) -> Table:
@@ -277,6 +295,9 @@ def _run(status: Status) -> Table:
         rows.append(("attempt", f"{status.attempt}{again}"))
     if status.last_sign_s is not None and not status.over:
         rows.append(("last sign", f"{clock_text(status.last_sign_s)} ago"))
+    if status.event is not None:
+        said = ": ".join(filter(None, (status.event["event"], status.event["message"])))
+        rows.append(("last event", f"{said}, {time.strftime('%F %H:%M', time.localtime(status.event['t']))}"))
     rows.append(("run", status.dir))
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -292,5 +313,5 @@ def _rewards(status: Status) -> Table:
     for name in ("reward first", "now"):
         table.add_column(name, justify="right")
     for name, ends in status.reward.items():
-        table.add_row(name, *(f"{ends[key]:.3f}" if key in ends else "-" for key in ("first", "now")))
+        table.add_row(name, f"{ends['first']:.3f}", f"{ends['now']:.3f}")
     return table

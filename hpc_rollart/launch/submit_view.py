@@ -29,7 +29,7 @@ def submitted(result: Submitted, console: Console) -> None:
         gpus = f"{part.nodes * part.gpus} {part.gpu}" if part.gpus else "-"
         ranks = str(part.nodes * part.ranks_per_node)
         table.add_row(part.component, part.site_partition or part.partition, str(part.nodes), ranks, gpus)
-    console.print(Padding(table, (1, 2)))
+    console.print(Padding(table, (1, 2), expand=False))
     where = shlex.quote(str(result.run_dir))
     for verb, what in (
         ("status", "how it stands"),

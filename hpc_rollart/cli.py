@@ -4,6 +4,7 @@ Whatever takes long to import is imported inside the verb that needs it, so that
 completion answer at once. Exit codes: 0 done, 2 the input cannot be used, 3 the run failed, 130 interrupted.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -159,7 +160,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Find out whether a run will start: here, or on a cluster by a short job. Exit code 2 if it would fail."""
+    """Find out whether a run will start, here or on a cluster by a short job. Exit code 2 if it would not."""
     from hpc_rollart.launch.doctor_command import diagnose
 
     code = diagnose(
@@ -280,7 +281,7 @@ def logs(
     path = _run_dir(run_dir)
     choice = following.Choice(rank, component, attempt)
     choice.check(path)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         if follow:
             following.follow(path, choice, lines, _raw)
         else:
@@ -410,8 +411,9 @@ def _console() -> "Console":
 
 def _raw(data: bytes) -> None:
     """Write a log as it is, whatever bytes are in it."""
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(sys.stdout.fileno(), rest) :]
 
 
 def _finish(outcome: "Outcome") -> None:

@@ -1,8 +1,10 @@
 """What a run directory knows of its Slurm jobs: RUN/slurm/ and RUN/cluster.yaml."""
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from hpc_rollart.launch import placement
 from hpc_rollart.launch.rundir import write_json
 
 CLUSTER_FILE = "cluster.yaml"
+# Longer than any command of Slurm's may take here.
+_ABANDONED_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,28 @@ def record(run_dir: Path, job: JobRecord) -> None:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """Keep others from submitting the same run meanwhile; raises `UserError` if somebody does already.
+
+    A file that is made exclusively, since locks do not work on every parallel file system.
+    """
+    path = folder(run_dir) / "submitting"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                path.unlink(missing_ok=True)  # of a submission that was killed
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise UserError(
+            f"{run_dir}: somebody else submits this run just now; see hpc-rollart status"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def records(run_dir: Path) -> list[JobRecord]:

@@ -101,16 +101,17 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = sitecommands.r
     config = load_resolved(run_dir)
     if (read_status(run_dir) or {}).get("state") == "done":
         raise UserError(f"{run_dir}: the run is done, nothing is left to do")
-    refuse_if_queued(run_dir, runner)
     placed = placement.place(config, cluster)
-    _refuse(sitecheck.partitions(placed, cluster, runner))
     try:
         manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
         directory = str(manifest["directory"])
     except (OSError, ValueError, KeyError):
         directory = str(run_dir)
-    jobs.clear_cancelled(run_dir)
-    return Submitted(run_dir, _submit(run_dir, config, cluster, placed, directory, runner), placed)
+    with jobs.alone(run_dir):
+        refuse_if_queued(run_dir, runner)
+        _refuse(sitecheck.partitions(placed, cluster, runner))
+        jobs.clear_cancelled(run_dir)
+        return Submitted(run_dir, _submit(run_dir, config, cluster, placed, directory, runner), placed)
 
 
 def refuse_if_queued(run_dir: Path, runner: Runner = sitecommands.run) -> None:

@@ -226,6 +226,18 @@ def test_run_whose_job_is_still_there_is_not_submitted_again(tmp_path: Path, lin
     assert "sbatch" not in slurm.names()
 
 
+def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    with jobs.alone(run), pytest.raises(UserError, match="somebody else submits this run just now"):
+        submit.resubmit(run, make_cluster(), runner=FakeSlurm())
+    # One that was killed long ago keeps nobody out.
+    left = run / "slurm" / "submitting"
+    left.touch()
+    os.utime(left, (0, 0))
+    submit.resubmit(run, make_cluster(), runner=FakeSlurm())
+    assert not left.exists()
+
+
 def test_run_that_is_done_is_not_submitted_again(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
     write_status(run, state="done")

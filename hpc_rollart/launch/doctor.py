@@ -76,7 +76,8 @@ def examine_job(
         A directory for this purpose alone, on the file system of the run's own.
     """
     found: list[Finding] = []
-    for host, names in allocation.shared_hosts().items():
+    by_mpirun = (cluster.launcher or config.launch.launcher) == "mpirun"
+    for host, names in allocation.shared_hosts().items() if by_mpirun else ():
         text = f"given to components {' and '.join(names)} both"
         mend = "ask for whole nodes: whole_nodes: true in the profile's partition"
         found.append(Finding("nodes apart", host, "fail", text, mend))

@@ -1,6 +1,7 @@
 """The verb `doctor`: chooses the place, shows what is being done, prints the table or JSON."""
 
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,10 @@ def diagnose(
         Config or profile cannot be read.
     """
     began = time.monotonic()
+    # A terminal that goes away is like Ctrl-C: nothing is to be left in the queue or on the nodes.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     config = doctor.load_unchecked(conf, list(overrides))
     limit_s = _seconds(wait)
     inside = doctor_job.inside_job(config)

@@ -37,6 +37,7 @@ def configuration(config: RunConfig, *, here: bool) -> list[Finding]:
     """Check all that loading a config checks: rules across keys, files, environments, and ranks if `here`."""
     found = checks.across_keys(config)
     found += checks.on_this_machine(config) if here else checks.on_a_cluster(config)
+    found = [problem for problem in found if problem.path != ("model", "path")]  # `model` says more
     out = []
     for problem in found:
         where = ".".join(map(str, problem.path))

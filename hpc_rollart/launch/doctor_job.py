@@ -31,13 +31,18 @@ from hpc_rollart.launch.reasons import explain_reason
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.sitecommands import Runner, SlurmError
 from hpc_rollart.launch.slurm import HetSlurmExecutor, log_file, log_pattern
+from hpc_rollart.launch.view import last_lines
 
 FINDINGS = "findings.json"
 JOB_LIMIT_S = 300.0
 # Time for the nodes' part of the checks and for leaving, of the job's limit.
 _WORLD_LIMIT_S = 180.0
 _POLL_S = 0.5
+# Files of another node show here with a delay, on a network file system of up to half a minute.
+_SHOWS_WITHIN_S = 20.0
 _END_WAIT_S = 40.0
+# Slurm starts and ends jobs with some delay.
+_LATE_S = 120.0
 _USELESS = ("down", "drain", "fail", "unk", "maint", "no_respond")
 
 
@@ -202,20 +207,20 @@ def nodes_up(placed: Sequence[Placement], runner: Runner) -> list[Finding]:
 # --- the job -----------------------------------------------------------------------------------------
 
 
+def short(cluster: Cluster) -> Cluster:
+    """Return the profile as the doctor's job uses it: five minutes, no warning signal, no requeueing."""
+    once = Signal(name=cluster.signal.name, request=False)
+    update = {"time": min(JOB_LIMIT_S, cluster.time), "requeue": False, "signal": once}
+    return cluster.model_copy(update=update)
+
+
 def _by_job(config: RunConfig, cluster: Cluster, wait: Wait, runner: Runner) -> list[Finding]:
     """Submit, wait, read what it found; leaves nothing unless it says where."""
-    short = cluster.model_copy(
-        update={
-            "time": min(JOB_LIMIT_S, cluster.time),
-            "requeue": False,
-            "signal": Signal(name=cluster.signal.name, request=False),
-        }
-    )
     folder: Path | None = None
     try:
         with temporary_run(_bounded(config), keep_on=_Failed) as (small, run):
             folder = run.path
-            findings = _submit_and_wait(small, short, run, wait, runner)
+            findings = _submit_and_wait(small, short(cluster), run, wait, runner)
             # Without a log of the batch step there was no job, and nothing to read.
             if doctor_findings.verdict(findings) == "fail" and any(jobs.folder(folder).glob("*.out")):
                 raise _Failed(findings)
@@ -301,8 +306,13 @@ def _wait(job: int, run_dir: Path, wait: Wait, runner: Runner) -> list[Finding]:
             return [Finding("job", str(job), "fail", text, mend)]
         if state is Phase.ENDED:
             ended = ended or now
-            if now > ended + 5.0:  # time for its files to show here
+            os.scandir(run_dir).close()  # makes a network file system look again
+            if now > ended + _SHOWS_WITHIN_S:
                 return [_died(job, run_dir, queue)]
+        if now > began + wait.limit_s + JOB_LIMIT_S + _LATE_S:
+            _cancel(job, runner)
+            text = f"no word of it {now - began:.0f} s after it was submitted; cancelled"
+            return [Finding("job", str(job), "fail", text, "look at squeue; does Slurm's controller answer?")]
         time.sleep(_POLL_S)
     findings = doctor_findings.read(run_dir / FINDINGS)
     wait.say(f"job {job} is done; waiting until it has gone")
@@ -314,8 +324,6 @@ def _died(job: int, run_dir: Path, queue: Queue) -> Finding:
     how = ""
     with contextlib.suppress(SlurmError):
         how = queue.state().ended_as
-    from hpc_rollart.launch.view import last_lines
-
     lines = last_lines(log_file(jobs.folder(run_dir), job), 6)
     text = f"ended {how or 'early'} without a word of its checks"
     text += f"; its log ends: {' / '.join(lines)}" if lines else "; it has no log"

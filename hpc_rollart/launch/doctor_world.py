@@ -11,7 +11,7 @@ from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
 from hpc_rollart.launch import doctor_rank
 from hpc_rollart.launch.attempt import Attempt, logs
-from hpc_rollart.launch.doctor_findings import Finding
+from hpc_rollart.launch.doctor_findings import Finding, from_line
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import last_lines
 from hpc_rollart.launch.world import Launcher, Outcome, World
@@ -19,8 +19,8 @@ from hpc_rollart.launch.world import Launcher, Outcome, World
 _POLL_S = 0.25
 # Another node's files may show here with a delay on a network file system.
 _SEEN_WITHIN_S = 5.0
-# Slower than a cluster's network should be. Of round trips the best one counts here: what busy cores do to the
-# others is no fault of the network.
+# Slower than a cluster's network should be. Of round trips the best one counts here: what busy cores do to
+# the others is no fault of the network.
 _SLOW_US, _SLOW_MB_S = 2000.0, 50.0
 _SINGLETON = "has 1 rank,"
 
@@ -49,7 +49,7 @@ def try_world(
                 time.sleep(_POLL_S)
             overdue = world.stopping
     except LaunchError as error:
-        return [_failure("MPI world", str(error))]
+        return [from_line("MPI world", "all ranks", " ".join(str(error).split()))]
     took = time.monotonic() - began
     if overdue:
         return [_hung(config, run.path, limit)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from hpc_rollart.config.layout import blocks, world_size
+from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs
@@ -76,7 +76,7 @@ def show(run_dir: Path, choice: Choice, lines: int, sink: Sink) -> None:
     """Write the last `lines` lines of each chosen file; 0 for all of them."""
     files = [path for path in choice.files(run_dir) if path.is_file()]
     if not files:
-        raise UserError(f"{run_dir}: there is no such log yet; {_where(run_dir)}")
+        raise UserError(f"{run_dir}: there is no such log yet; {_where(run_dir, choice)}")
     tail = Tail(sink, heads=len(files) > 1)
     for path in files:
         tail.begin(path, lines)
@@ -190,9 +190,12 @@ def _offset_of_last(path: Path, lines: int) -> int:
     return 0
 
 
-def _where(run_dir: Path) -> str:
+def _where(run_dir: Path, choice: Choice) -> str:
     submitted = jobs.records(run_dir)
-    if submitted:
+    if submitted and choice == Choice():
         return f"job {submitted[-1].job} has not started; see hpc-rollart status {run_dir}"
-    ranks = ", ".join(f"{block.component} {block.first}" for block in blocks(load_resolved(run_dir)))
-    return f"first ranks of the components: {ranks}"
+    number = next_number(run_dir) - 1 if choice.attempt is None else choice.attempt
+    if number < 0:
+        return "no attempt was started"
+    names = sorted(path.name for path in logs(run_dir, number).glob("*.log"))
+    return f"attempt {number} has {', '.join(names[:8]) or 'none'}" + (", ..." if len(names) > 8 else "")

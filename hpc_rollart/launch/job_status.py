@@ -113,9 +113,8 @@ class Watcher:
         submitted = jobs.records(self._dir)
         record = submitted[-1] if submitted else None
         state, requeues, trouble = self._ask(record)
-        verdict, text = judge(
-            self._view, state, submitted=record is not None, trouble=trouble, now=self._now()
-        )
+        event = _last_event(self._dir)
+        verdict, text = judge(self._view, state, event, submitted=record is not None, trouble=trouble)
         if verdict == "failed" and jobs.is_cancelled(self._dir) and self._view.state != "failed":
             verdict, text = "stopped", "cancelled"
         status, attempt = self._view.status, next_number(self._dir) - 1
@@ -132,7 +131,7 @@ class Watcher:
             step=status.get("step"),
             steps=status.get("steps", self._config.run.steps),
             reward=self._rewards(),
-            event=_last_event(self._dir),
+            event=event,
             staleness=status.get("staleness"),
             tokens_per_s=status.get("tokens_per_s"),
             last_sign_s=max(0.0, self._now() - status["t"]) if "t" in status else None,
@@ -157,9 +156,9 @@ class Watcher:
 
 
 def judge(
-    view: RunView, state: JobState | None, *, submitted: bool, trouble: str, now: float
+    view: RunView, state: JobState | None, event: dict[str, Any] | None, *, submitted: bool, trouble: str
 ) -> tuple[Verdict, str]:
-    """Return how a run stands, from what it says of itself and what Slurm says of its job."""
+    """Return how a run stands, from what it, its supervisor and Slurm say."""
     said = view.state
     if said == "done":
         return "done", ""
@@ -171,6 +170,8 @@ def judge(
             return "waiting", "for its next part" if said else ""
         if state.phase is Phase.UNKNOWN:
             return "running", f"Slurm says {state.parts[0].state}, which is not known here"
+        if event is not None and event["event"] in ("stopping", "requeued", "ends"):
+            return "stopping", event["message"]
         if said == "failed":
             return "starting", f"an attempt failed, the next may follow: {view.message}"
         if state.phase is Phase.ENDING or said == "stopping":
@@ -280,15 +281,13 @@ def _run(status: Status) -> Table:
         rows.append(("step", f"{status.step} of {status.steps}"))
     starts = [part.start for part in status.components if part.start is not None]
     if starts and status.verdict == "waiting":
-        rows.append(
-            ("starts", time.strftime("%F %H:%M", time.localtime(max(starts))) + " at the latest, by Slurm")
-        )
+        rows.append(("starts", time.strftime("%F %H:%M", time.localtime(max(starts))) + ", as Slurm expects"))
     left = [part.time_left_s for part in status.components if part.time_left_s is not None]
     if left:
         rows.append(("time left", f"{clock_text(min(left))} of this job"))
     if status.staleness:
         rows.append(("staleness", f"mean {status.staleness['mean']:.2f}, max {status.staleness['max']}"))
-    if status.tokens_per_s:
+    if status.tokens_per_s and status.verdict == "running":
         rows.append(("tokens/s", f"{status.tokens_per_s:,.0f}"))
     if status.attempt is not None:
         again = f", after {status.requeues} requeue{'s' * (status.requeues != 1)}" if status.requeues else ""

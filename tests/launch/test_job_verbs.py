@@ -116,6 +116,8 @@ def test_logs_of_the_batch_step_of_a_rank_and_of_a_component(tmp_path: Path) -> 
     assert shown(run, Choice(rank=19)) == "new\n"
     assert shown(run, Choice(rank=19, attempt=0)) == "old\n"
     assert shown(run, Choice(rank=2)) == "two\n"
+    with pytest.raises(UserError, match=r"attempt 1 has env-19\.log, env-20\.log, generate-compute-2\.log"):
+        shown(run, Choice(rank=5))
     text = shown(run, Choice(component="env"))
     assert text.index("env-19.log <==\nnew") < text.index("env-20.log <==\ntwenty")
 
@@ -256,6 +258,19 @@ def test_verdict_from_what_the_run_and_slurm_say(
     status = status_of(run, squeue=squeue)
     assert (status.verdict, status.exit_code) == (verdict, code)
     assert page(status)
+
+
+def test_supervisor_that_stops_says_more_than_ranks_that_have_ended(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    write_status(run, state="interrupted", step=1, steps=100)
+    events = run / "slurm" / "events.jsonl"
+    events.write_text('{"t": 1.0, "event": "stopping", "message": "received SIGUSR2"}\n')
+    status = status_of(run, squeue=RUNNING)
+    assert (status.verdict, status.text) == ("stopping", "received SIGUSR2")
+    events.write_text(events.read_text() + '{"t": 2.0, "event": "job starts"}\n')
+    assert status_of(run, squeue=RUNNING).verdict == "starting"
+    events.write_text(events.read_text() + '{"t": 3.0, "ev')
+    assert status_of(run, squeue=RUNNING).event is None
 
 
 def test_job_that_was_cancelled_before_it_said_anything_is_stopped_and_not_failed(tmp_path: Path) -> None:

@@ -144,6 +144,12 @@ def job_facts(job_id: str) -> JobFacts:
     return JobFacts(found.get("JobState", ""), end_time, found)
 
 
+def in_slurms_order(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return nodes as Slurm sorts them, which is not by letters: h20-1 comes before h100-1."""
+    text = sitecommands.run(["scontrol", "show", "hostlistsorted", ",".join(hosts)])
+    return expand(text.strip())
+
+
 def give_back(group: Group, left: Sequence[str], folder: Path) -> None:
     """Give the nodes of a component that are not in `left` back to Slurm; the job goes on without them.
 

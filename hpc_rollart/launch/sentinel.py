@@ -2,7 +2,7 @@
 
 `scancel --signal`, `--signal` without `B:` and preemption signal the steps of a job and leave the batch step,
 in which the supervisor is, without a word. Run on the supervisor's node as
-``python -m hpc_rollart.launch.sentinel PID``; a standard-library program.
+``python -m hpc_rollart.launch.sentinel PID``.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from hpc_rollart.launch.agent import step_command, step_environment
+from hpc_rollart.launch.processes import end_with_parent
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 

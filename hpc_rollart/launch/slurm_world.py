@@ -14,7 +14,7 @@ from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
 from hpc_rollart.launch import agent, mpirun, scratch, sitecommands
-from hpc_rollart.launch.allocation import Allocation, slurm_version
+from hpc_rollart.launch.allocation import Allocation, in_slurms_order, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR
 from hpc_rollart.launch.rundir import RunDir, write_json
@@ -168,7 +168,8 @@ class SrunLauncher(SlurmLauncher):
         LaunchError
             This Slurm would hang or abort with the nodes that the job has.
         """
-        refuse_node_order([h for g in self._allocation.groups for h in g.hosts], slurm_version())
+        hosts = [host for group in self._allocation.groups for host in group.hosts]
+        refuse_node_order(hosts, in_slurms_order(hosts), slurm_version())
         line = ["srun"]
         for index, (block, group) in enumerate(zip(blocks(config), self._allocation.groups, strict=True)):
             part = config.components[block.component]
@@ -193,7 +194,12 @@ class SrunLauncher(SlurmLauncher):
     def environment(self, run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
         """Add what srun must know of the job."""
         env = super().environment(run_id, scratch, shared_memory)
-        return agent.step_environment(env, self._allocation.job_id)
+        het = {"SLURM_HET_SIZE": str(len(self._allocation.groups))} if self._is_het else {}
+        return agent.step_environment(env, self._allocation.job_id) | het
+
+    @property
+    def _is_het(self) -> bool:
+        return self._allocation.groups[0].index >= 0
 
 
 def _threads(block: Any) -> list[str]:
@@ -208,21 +214,28 @@ def make_launcher(
     return kind(config, cluster, allocation, run, attempt)
 
 
-def refuse_node_order(hosts: Sequence[str], version: tuple[int, int]) -> None:
+def refuse_node_order(hosts: Sequence[str], in_order: Sequence[str], version: tuple[int, int]) -> None:
     """Refuse srun where Slurm's PMIx plugin would fail because of the nodes' names.
+
+    Parameters
+    ----------
+    hosts, in_order
+        The nodes by component, and as Slurm sorts them.
+    version
+        Of Slurm.
 
     Raises
     ------
     LaunchError
         Slurm is too old, and the nodes, in the order of the components, are not sorted by name.
     """
-    if version >= _PMIX_ANY_ORDER or list(hosts) == sorted(hosts):
+    if version >= _PMIX_ANY_ORDER or list(hosts) == list(in_order):
         return
     release = ".".join(f"{part:02d}" for part in version)
     raise LaunchError(
         f"launcher srun cannot start this world: Slurm {release} confuses the ranks when the nodes of the "
-        f"components are not in the order of their names, and here they are {', '.join(hosts)}; use "
-        "launch.launcher: mpirun, or a Slurm of 24.11 or newer"
+        f"components are not in its own order of names; they are {', '.join(hosts)}, and its order is "
+        f"{', '.join(in_order)}; use launch.launcher: mpirun, or a Slurm of 24.11 or newer"
     )
 
 

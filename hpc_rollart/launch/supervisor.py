@@ -150,9 +150,10 @@ class Supervisor:
             failures = 1 if after.step > attempt.step else failures + 1
             restart = self.config.launch.restart
             if failures > restart.attempts:
+                last = outcome.message.splitlines()[0]
                 return self.give_up(
                     f"{failures} attempts in a row failed without getting a checkpoint further "
-                    f"(launch.restart.attempts: {restart.attempts}); the last: {outcome.message}"
+                    f"(launch.restart.attempts: {restart.attempts}); the last: {last}"
                 )
             if not self._pause(min(restart.backoff_s * 2 ** (failures - 1), _BACKOFF_MAX_S)):
                 return self._leave("interrupted", "asked to stop between two attempts")

@@ -195,7 +195,8 @@ class World:
         elif state == "done":
             outcome = Outcome(
                 "failed",
-                "all steps were done, but then " + (self._ending or f"mpirun ended with code {code}"),
+                "all steps were done, but then "
+                + (self._ending or f"{Path(self._command[0]).name} ended with code {code}"),
             )
         else:
             outcome = Outcome(
@@ -210,7 +211,7 @@ class World:
         if lost := _LOST_NODE.findall("\n".join(lines)):
             return f"node {', '.join(sorted(set(lost)))} was lost: mpirun's daemon there is gone; see {log}"
         said = "\n  ".join(["; it said:", *lines]) if lines else ""
-        return f"mpirun ended with code {code} and no rank said why; see {log}{said}"
+        return f"{Path(self._command[0]).name} ended with code {code} and no rank said why; see {log}{said}"
 
     def _signal(self, number: int) -> None:
         assert self._process is not None

@@ -82,30 +82,33 @@ def partitions(placed: Sequence[Placement], cluster: Cluster, runner: Runner = s
     lines: list[str] = []
     for site in dict.fromkeys(part.site_partition for part in placed if part.site_partition):
         parts = [part for part in placed if part.site_partition == site]
-        for name in site.split(","):
-            try:
-                said = runner(["scontrol", "--oneliner", "show", "partition", name])
-            except CommandMissing:
-                raise
-            except SlurmError as error:
-                if "not found" not in error.said.lower() and "invalid partition" not in error.said.lower():
-                    return []
-                found = [f"Slurm has no partition {name}; sinfo lists those there are"]
-            else:
-                found = list(_never(said, name, sum(part.nodes for part in parts), cluster.time))
-            lines += [f"cluster: partitions.{parts[0].partition}: {text}" for text in found]
+        found = [_partition(name, parts, cluster, runner) for name in site.split(",")]
+        if all(found):  # of several partitions Slurm takes one that fits
+            lines += [f"cluster: partitions.{parts[0].partition}: {text}" for each in found for text in each]
     return lines
 
 
-def _never(said: str, name: str, nodes: int, time_s: float) -> Iterator[str]:
+def _partition(name: str, parts: Sequence[Placement], cluster: Cluster, runner: Runner) -> list[str]:
+    try:
+        said = runner(["scontrol", "--oneliner", "show", "partition", name])
+    except CommandMissing:
+        raise
+    except SlurmError as error:
+        gone = "not found" in error.said.lower() or "invalid partition" in error.said.lower()
+        return [f"Slurm has no partition {name}; sinfo lists those there are"] if gone else []
+    return list(_never(said, name, [part.nodes for part in parts], cluster.time))
+
+
+def _never(said: str, name: str, nodes: Sequence[int], time_s: float) -> Iterator[str]:
     values = dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", said))
     if (state := values.get("State", "UP")) != "UP":
         yield f"Slurm's partition {name} is {state}; wait until sinfo shows it up, or use another"
     total, most = values.get("TotalNodes", ""), values.get("MaxNodes", "")
-    if total.isdecimal() and nodes > int(total):
-        yield f"{nodes} nodes, but Slurm's partition {name} has {total}; use fewer"
-    elif most.isdecimal() and nodes > int(most):
-        yield f"{nodes} nodes, but a job may have {most} in Slurm's partition {name}; use fewer"
+    # No two components share a node, but each is a job of its own to the partition's limit.
+    if total.isdecimal() and 0 < int(total) < sum(nodes):
+        yield f"{sum(nodes)} nodes, but Slurm's partition {name} has {total}; use fewer"
+    elif most.isdecimal() and max(nodes) > int(most):
+        yield f"{max(nodes)} nodes, but a job may have {most} in Slurm's partition {name}; use fewer"
     limit = values.get("MaxTime", "UNLIMITED")
     if limit and limit[0].isdigit() and time_s > (longest := seconds_of(limit)):
         yield f"Slurm's partition {name} runs jobs of at most {slurm_time(longest)}; ask for less with --time"

@@ -3,6 +3,7 @@
 import functools
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,16 @@ def test_job_that_slurm_would_take_and_never_start_is_refused(
         sent(tmp_path, FakeSlurm(scontrol=text))
     assert line in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def test_of_several_partitions_one_that_fits_is_enough(tmp_path: Path) -> None:
+    def scontrol(command: Sequence[str]) -> str:
+        state = "DOWN" if command[-1] == "gone" else "UP"
+        return PARTITION.format(most="UNLIMITED", time="UNLIMITED", state=state, total=9)
+
+    parts = make_cluster().model_dump()["partitions"]
+    parts["cpu"]["partition"] = "gone,standard"
+    assert sent(tmp_path, FakeSlurm(scontrol=scontrol), partitions=parts).job.job == 4711
 
 
 def test_partition_that_slurm_does_not_have_is_refused(tmp_path: Path) -> None:

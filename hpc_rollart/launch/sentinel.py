@@ -25,11 +25,20 @@ def watching(job_id: str, group: int, host: str, python: str) -> Iterator[None]:
     line = [*step_command({"job_id": job_id}, group, host, 1), python]
     line += ["-m", "hpc_rollart.launch.sentinel", str(os.getpid())]
     environment = step_environment(dict(os.environ), job_id)
-    with subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+    with subprocess.Popen(
+        line,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # that it was ended is no news
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    ) as process:
         try:
             yield
         finally:
-            # srun takes a second SIGINT within a second for the wish to end the step at once.
+            if process.poll() is not None:
+                print(f"the sentinel ended early, with code {process.returncode}", flush=True)
             process.terminate()
             try:
                 process.wait(10.0)

@@ -13,6 +13,7 @@ import numpy as np
 from hpc_rollart.analysis.overlap import PRIORITY, attempts, time_by_category
 from hpc_rollart.analysis.rundir import Rank, RunDir
 from hpc_rollart.analysis.summary import Summary
+from hpc_rollart.observe.trace import Event
 
 MOST_BARS = 6000
 WINDOW_STEPS = 4
@@ -178,7 +179,7 @@ def step_times(run: RunDir) -> Figure | None:
 
 def role_times(run: RunDir) -> Figure | None:
     """Where the time of each rank went, as shares of the run."""
-    times = time_by_category({rank: events for rank, events in run.timelines.items() if events})
+    times = time_by_category(_active(run))
     if not times:
         return None
     names = [_rank_name(rank) for rank in times]
@@ -217,7 +218,7 @@ def role_times(run: RunDir) -> Figure | None:
 
 def strip(run: RunDir) -> Figure | None:
     """A few seconds of the run, every rank a row, for the eye to see what overlaps."""
-    timelines = {rank: events for rank, events in run.timelines.items() if events}
+    timelines = _active(run)
     if not timelines:
         return None
     start, end = _window(run)
@@ -263,6 +264,11 @@ def strip(run: RunDir) -> Figure | None:
     )
     height = 130 + 38 * len(rows)
     return Figure("strip", "A stretch of the run", note, _spec(data, layout), height, wide=True)
+
+
+def _active(run: RunDir) -> dict[Rank, list[Event]]:
+    """Timelines of the ranks that did something; the coordinator's only marks the attempts."""
+    return {rank: events for rank, events in run.timelines.items() if any(event.d for event in events)}
 
 
 def _window(run: RunDir) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from hpc_rollart.observe.trace import Event, read_timelines
 # Where spans of one rank overlap, the time goes to the first of these: useful work before waiting.
 PRIORITY = ("train", "generate", "weights", "env", "store", "wait")
 
+# What each rank records as an attempt of the run begins.
+MARKER = "attempt"
+
 Intervals = NDArray[np.float64]
 """Disjoint intervals in order, shape (N, 2): start and end in seconds."""
 
@@ -95,20 +98,20 @@ class Overlap:
 
 
 def attempts(timelines: dict[Rank, list[Event]]) -> Intervals:
-    """From first event to last of each attempt of the run: every rank's first event in one says so.
+    """From the first thing done to the last, of each attempt of the run; a marker tells where one begins.
 
-    Between two of them, a job may have waited in the queue for days.
+    Between two attempts a job may have waited in the queue for days.
     """
+    events = [event for found in timelines.values() for event in found]
     begun: dict[int, float] = {}
-    for events in timelines.values():
-        for event in events:
-            if event.name == "attempt" and (number := event.args.get("attempt")) is not None:
-                begun[number] = min(event.t, begun.get(number, event.t))
-    cuts = np.array(sorted(begun.values())[1:])
-    times = np.array([(event.t, event.end) for events in timelines.values() for event in events])
-    which = np.searchsorted(cuts, times[:, 0], side="right")
+    for event in events:
+        if event.name == MARKER:
+            number = event.args["attempt"]
+            begun[number] = min(event.t, begun.get(number, event.t))
+    times = np.array([(event.t, event.end) for event in events if event.name != MARKER]).reshape(-1, 2)
+    which = np.searchsorted(sorted(begun.values())[1:], times[:, 0], side="right")
     spans = [(times[which == i, 0].min(), times[which == i, 1].max()) for i in np.unique(which)]
-    return merge(np.array(spans))
+    return merge(np.array(spans).reshape(-1, 2))
 
 
 def measure(timelines: dict[Rank, list[Event]]) -> Overlap:

@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary import Writer
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hpc_rollart.errors import UserError
 from hpc_rollart.folders import sync
@@ -45,29 +43,39 @@ class MetricsWriter:
         The run's directory.
     step
         The first step that will be written. What an earlier attempt of the run wrote of this one and later
-        ones is cut off, and TensorBoard is told to forget it.
+        ones is cut off.
     """
 
     def __init__(self, run_dir: Path, step: int = 0) -> None:
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
-        path = run_dir / METRICS_FILE
-        again = path.exists()
-        if again:
-            _cut_back(path, step)
+        path, directory = run_dir / METRICS_FILE, run_dir / "tensorboard"
+        old = list(directory.glob("events.*"))
+        self._tensorboard = Writer(str(directory))
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        kept = [line for line in lines if line.endswith(b"\n") and _step(line) < step]
+        if len(kept) < len(lines):
+            # Points cannot be taken back from an event file, so what is left is written anew. This comes
+            # before the lines are cut: if it is broken off, the next attempt does it again.
+            for line in kept:
+                self._points(json.loads(line))
+            self._tensorboard.flush()
+            for events in old:
+                events.unlink()
+            _replace(path, b"".join(kept))
         # Unbuffered: a line is on its way to disk, whole, before the step counts as reported.
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-        if again:
-            _forget_from(run_dir / "tensorboard", step)
-        self._tensorboard = Writer(str(run_dir / "tensorboard"))
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write the line of one step; `line` has an int ``step`` and JSON-able values, dicts nested."""
         self._file.write(msgspec.json.encode(line, enc_hook=_plain) + b"\n")
+        self._points(line)
+        self._tensorboard.flush()
+
+    def _points(self, line: Mapping[str, Any]) -> None:
         for tag, value in _scalars(line):
             if tag != "step":
-                self._tensorboard.add_scalar(tag, value, int(line["step"]))
-        self._tensorboard.flush()
+                self._tensorboard.add_scalar(tag, value, int(line["step"]), wall_time=line.get("t"))
 
     def sync(self) -> None:
         """Wait until every line written so far is on disk."""
@@ -86,14 +94,9 @@ class MetricsWriter:
         self.close()
 
 
-def _cut_back(path: Path, step: int) -> None:
-    """Keep the lines of the steps before `step`, so that each step has one line, in order."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith(b"\n") and _step(line) < step]
-    if len(kept) == len(lines):
-        return
+def _replace(path: Path, content: bytes) -> None:
     aside = path.with_name(f".{path.name}.tmp")
-    aside.write_bytes(b"".join(kept))
+    aside.write_bytes(content)
     sync(aside)
     aside.replace(path)
     sync(path.parent)
@@ -104,14 +107,6 @@ def _step(line: bytes) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # damaged: better a step without a line than a file that nobody can read
-
-
-def _forget_from(directory: Path, step: int) -> None:
-    """Make TensorBoard drop the points from `step` on that event files before this moment hold."""
-    # The beginning of a session says so; it has no place among the scalars of `Writer`.
-    events = EventFileWriter(str(directory))
-    events.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
-    events.close()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

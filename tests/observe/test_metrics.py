@@ -79,3 +79,36 @@ def test_a_damaged_line_is_one_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text('{"step": 0}\n{\n{"step": 2}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a line of JSON"):
         read_metrics(tmp_path)
+
+
+def scalars(run_dir: Path, tag: str) -> list[int]:
+    """Steps at which TensorBoard shows a point."""
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return [point.step for point in events.Tensors(tag)]
+
+
+def test_a_later_attempt_cuts_off_what_it_does_anew(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as first:
+        for step in range(5):
+            first.write({"step": step, "loss": 1.0})
+    with (tmp_path / METRICS_FILE).open("ab") as file:
+        file.write(b'{"step": 5, "lo')  # as a killed writer leaves it
+    with MetricsWriter(tmp_path, step=3) as second:
+        assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
+        for step in (3, 4):
+            second.write({"step": step, "loss": 2.0})
+        second.sync()
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [
+        (0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)
+    ]  # fmt: skip
+    assert scalars(tmp_path, "loss") == [0, 1, 2, 3, 4]
+
+
+def test_an_attempt_that_does_nothing_anew_leaves_every_line(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as first:
+        first.write({"step": 0, "loss": 1.0})
+    before = (tmp_path / METRICS_FILE).stat().st_ino
+    MetricsWriter(tmp_path, step=1).close()
+    assert (tmp_path / METRICS_FILE).stat().st_ino == before
+    assert scalars(tmp_path, "loss") == [0]

@@ -144,3 +144,13 @@ def test_timelines_merge_into_a_trace_with_a_process_per_component_and_a_thread_
 def test_a_run_without_timelines_is_one_clear_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="no timeline"):
         merge_timelines(tmp_path, tmp_path / "trace.json")
+
+
+def test_a_later_attempt_appends_after_a_line_that_a_kill_tore(tmp_path: Path) -> None:
+    with Timeline(tmp_path, "env", 4) as line:
+        line.event("episode", "env", 1.0, 0.5)
+    with line.path.open("ab") as file:
+        file.write(b'{"name": "epis')
+    with Timeline(tmp_path, "env", 4) as line:
+        line.event("episode", "env", 9.0, 0.5)
+    assert [event.t for event in read_timeline(line.path)] == [1.0, 9.0]

@@ -21,6 +21,7 @@ from hpc_rollart.observe.metrics import MetricsWriter
 from hpc_rollart.observe.status import StatusFile
 from hpc_rollart.observe.timeline import Coalescer, Timeline
 from hpc_rollart.store.batches import BatchWriter
+from hpc_rollart.store.schema import first_trajectory
 from hpc_rollart.store.writer import ShardWriter, TrajectoryRecord, TurnRecord
 
 TASKS = ["frozen-lake", "chain-sum"]
@@ -66,6 +67,7 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     trajectories: int = 0
     groups: int = 0
+    attempt: int = 0
     texts: dict[str, str] = field(default_factory=dict)
 
     def play(
@@ -149,6 +151,7 @@ def make_run(
     plant: str = "",
     texts: dict[str, str] | None = None,
     failure: dict[str, Any] | None = None,
+    resumed_at: int | None = None,
 ) -> Path:
     """Write a run of `steps` steps.
 
@@ -163,20 +166,33 @@ def make_run(
         Replaces what every message of a role says.
     failure
         Content of ``logs/0/failure.json``.
+    resumed_at
+        Step at which a second attempt begins; the first one was killed two steps later.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
-    names = ("rank", "component")
-    places = [dict(zip(names, place, strict=True)) for place in ((4, "env"), (5, "env"))]
-    writers = [
-        ShardWriter(
-            path / "trajectories", **place, run_id="fake", host="node-1", attempt=0, tasks=TASKS, pools=POOLS
-        )
-        for place in places
-    ]
-    world = World(random.Random(0), writers, texts=texts or {})
-    with BatchWriter(path / "batches", run_id="fake", attempt=0) as log, MetricsWriter(path) as metrics:
-        for step in range(steps):
+    world = World(random.Random(0), _writers(path, 0), texts=texts or {})
+    first = 0
+    if resumed_at is not None:
+        with BatchWriter(path / "batches", run_id="fake", attempt=0) as log, MetricsWriter(path) as metrics:
+            for step in range(resumed_at + 2):
+                _one_step(world, step, steps, log, metrics, plant)
+        for writer in world.writers:
+            writer.close()
+        for number, step in enumerate((0, resumed_at)):
+            (path / "logs" / str(number)).mkdir(parents=True)
+            (path / "logs" / str(number) / "attempt.json").write_text(
+                json.dumps({"number": number, "step": step, "checkpoint": None, "nodes": {}})
+            )
+        world.attempt, first = 1, resumed_at
+        world.trajectories, world.groups = first_trajectory(1), GROUPS * resumed_at
+        world.writers = _writers(path, 1)
+    writers, attempt = world.writers, world.attempt
+    with (
+        BatchWriter(path / "batches", run_id="fake", attempt=attempt) as log,
+        MetricsWriter(path, first) as metrics,
+    ):
+        for step in range(first, steps):
             _one_step(world, step, steps, log, metrics, plant)
     if plant == "two_rows":
         record = world.play(0, 0, 0, START, 0.5, "surplus")
@@ -193,6 +209,22 @@ def make_run(
         (path / "logs" / "0").mkdir(parents=True)
         (path / "logs" / "0" / "failure.json").write_text(json.dumps(failure))
     return path
+
+
+def _writers(path: Path, attempt: int) -> list[ShardWriter]:
+    return [
+        ShardWriter(
+            path / "trajectories",
+            component="env",
+            rank=rank,
+            run_id="fake",
+            host="node-1",
+            attempt=attempt,
+            tasks=TASKS,
+            pools=POOLS,
+        )
+        for rank in (4, 5)
+    ]
 
 
 def _one_step(
@@ -251,6 +283,7 @@ def _one_step(
     metrics.write(
         {
             "step": step,
+            "attempt": world.attempt,
             "version": trained_from,
             "t": now,
             "reward": by_task,

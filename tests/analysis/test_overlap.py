@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_rollart.analysis.overlap import (
+    attempts,
     intersect,
     measure,
     merge,
@@ -89,3 +90,16 @@ def test_a_run_without_timelines_has_no_overlap(tmp_path: Path):
     assert found.fraction != found.fraction
     assert time_by_category({}) == {}
     assert pytest.approx(0) == found.wall_s
+
+
+def test_the_time_between_two_attempts_belongs_to_neither():
+    def marker(number: int, t: float) -> Event:
+        return Event("attempt", "wait", t, 0.0, {"attempt": number})
+
+    timelines = {
+        ("trainer", 0): [marker(0, 0.0), *events([(2, 3)]), marker(1, 1000.0), *events([(1005, 5)])],
+        ("env", 1): [marker(0, 1.0), *events([(4, 4)], "env"), marker(1, 999.0), *events([(1004, 1)], "env")],
+    }
+    assert attempts(timelines).tolist() == [[2.0, 8.0], [1004.0, 1010.0]]
+    assert measure(timelines).wall_s == 12.0
+    assert sum(time_by_category(timelines)["trainer", 0].values()) == 12.0

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpc_rollart.analysis.recount import audit
+from hpc_rollart.analysis.rundir import open_run_dir
+from hpc_rollart.analysis.summary import summarise
 from hpc_rollart.store.files import StoreError
 from tests.analysis.fake_run import make_run
 
@@ -84,3 +86,45 @@ def test_a_shard_that_cannot_be_read_is_noted_and_its_rows_are_missed(tmp_path: 
 def test_a_directory_without_shards_is_one_clear_error(tmp_path: Path):
     with pytest.raises(StoreError, match="no run directory"):
         audit(tmp_path)
+
+
+def test_steps_that_a_later_attempt_did_anew_count_once(tmp_path: Path):
+    found = audit(make_run(tmp_path, STEPS, resumed_at=3))
+    assert found.problems == []
+    assert {check.name: check.checked for check in found.checks}["staleness within alpha"] == STEPS * 16
+    assert found.attempts == [
+        "attempt 0: began at step 0, steps 0 to 2, killed; 32 trajectories of 2 steps rolled back",
+        f"attempt 1: began at step 3, steps 3 to {STEPS - 1}, done",
+    ]
+    assert found.attempts[0] in found.table()
+
+
+def test_what_was_in_flight_when_an_attempt_was_killed_may_lack_its_row_and_a_clean_end_may_not(
+    tmp_path: Path,
+):
+    # Planted in the step before the second attempt began: its row should have been on disk by then.
+    found = audit(make_run(tmp_path / "killed", STEPS, resumed_at=4, plant="missing_row"))
+    wrong = {problem.split(":")[0] for problem in found.problems}
+    assert "staleness within alpha" in wrong and "one row a trajectory" not in wrong
+    path = make_run(tmp_path / "clean", STEPS, resumed_at=4)
+    (path / "logs" / "0" / "end.json").write_text('{"state": "interrupted", "step": 4, "started": 10000}')
+    assert any("10000 trajectories were started in attempt 0" in p for p in audit(path).problems)
+
+
+def test_a_step_that_is_in_metrics_twice_or_not_at_all_is_found(tmp_path: Path):
+    make_run(tmp_path, STEPS)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines[:3], *lines[2:]]) + "\n")
+    assert any(
+        "line 4 of metrics.jsonl is of step 2, not 3" in problem for problem in audit(tmp_path).problems
+    )
+
+
+def test_a_failure_of_an_earlier_attempt_is_not_the_runs(tmp_path: Path):
+    path = make_run(tmp_path, STEPS, resumed_at=3)
+    (path / "logs" / "0" / "failure.json").write_text('{"error": "a node went down"}')
+    run = open_run_dir(path)
+    assert (run.state, run.failure) == ("done", None)
+    assert [attempt.state for attempt in run.attempts] == ["failed", "done"]
+    assert summarise(run).statuses["rolled back"] == 32
+    assert summarise(run).trained == STEPS * 16

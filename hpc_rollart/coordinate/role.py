@@ -6,19 +6,16 @@ It holds metadata only. Nothing here decides who runs, what is stale or what mak
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from hpc_rollart.config.layout import pools
-from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.coordinate.life import LifeSigns
 from hpc_rollart.coordinate.progress import Progress
+from hpc_rollart.coordinate.resume import make_ledger, pack_state, saved_state
 from hpc_rollart.core import types as core
-from hpc_rollart.core.ledger import Ledger
 from hpc_rollart.core.router import Router
-from hpc_rollart.core.state import LedgerState
 from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.mailbox import Reply
 from hpc_rollart.messages import (
@@ -49,8 +46,6 @@ from hpc_rollart.messages import (
 from hpc_rollart.observe.metrics import MetricsWriter
 from hpc_rollart.observe.status import StatusFile
 from hpc_rollart.rank import RankContext, record_end, record_failure
-from hpc_rollart.store.checkpoints import read_ledger
-from hpc_rollart.store.schema import first_trajectory
 
 _STATUS_EVERY_S = 0.5
 _BYE_AFTER_FAILURE_S = 10.0
@@ -72,13 +67,8 @@ class Coordinator:
         self.context = context
         self.config = config
         self.mailbox = context.mailbox
-        saved = _saved(context)
-        self.ledger = Ledger(
-            _rules(config),
-            [core.Task(t.name, t.weight, t.affinity) for t in config.tasks],
-            state=LedgerState.from_plain(saved["ledger"]) if saved else None,
-            first_trajectory=first_trajectory(context.attempt),
-        )
+        saved = saved_state(context)
+        self.ledger = make_ledger(context, saved)
         self.router = Router(pools(config), world.generators)
         self.progress = Progress(
             [t.name for t in config.tasks], config.run.steps, time.time(), context.attempt, context.step
@@ -258,10 +248,8 @@ class Coordinator:
             )
             for item in batch.items
         ]
-        resume = {"ledger": self.ledger.state().plain(), "progress": self.progress.state()}
-        message = Batch(
-            step=batch.step, version=batch.version, items=items, resume=json.dumps(resume).encode()
-        )
+        resume = pack_state(self.ledger, self.progress)
+        message = Batch(step=batch.step, version=batch.version, items=items, resume=resume)
         self.progress.batch_cut(message)
         reply(message)
         self._cancel(cancels)
@@ -464,33 +452,6 @@ class Coordinator:
         view = self.ledger.snapshot()
         groups = {"open": view.open, "complete": view.complete}
         self.status.write(self.progress.status(self.state, message, view.in_flight, groups))
-
-
-def _rules(config: RunConfig) -> core.Rules:
-    algorithm, schedule = config.algorithm, config.schedule
-    return core.Rules(
-        group_size=algorithm.group_size,
-        groups_per_batch=algorithm.groups_per_batch,
-        total_steps=config.run.steps,
-        seed=config.run.seed,
-        alpha=schedule.alpha,
-        mode=schedule.mode,
-        redundant_groups=schedule.redundancy.groups,
-        redundant_members=schedule.redundancy.members,
-        share_patience=schedule.share_patience,
-        # A hold is no stall, and the trainer's own deadline must not end it.
-        share_hold_max_s=config.launch.stall_deadline_s / 4,
-        retry_attempts=schedule.retry.attempts,
-        backoff_s=schedule.retry.backoff_s,
-        backoff_max_s=schedule.retry.backoff_max_s,
-    )
-
-
-def _saved(context: RankContext) -> dict[str, Any] | None:
-    """What the attempt before left for this one; None for a run that begins."""
-    if context.checkpoint is None or context.step == 0:
-        return None
-    return read_ledger(context.checkpoint, context.step)
 
 
 def main(context: RankContext) -> Coroutine[Any, Any, None]:

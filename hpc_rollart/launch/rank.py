@@ -20,7 +20,7 @@ from typing import Any
 
 from hpc_rollart.config.layout import blocks, pool_of
 from hpc_rollart.config.load import load_resolved
-from hpc_rollart.errors import RunFailed
+from hpc_rollart.errors import RunFailed, UserError
 from hpc_rollart.fabric.errors import FabricError
 from hpc_rollart.fabric.mailbox import Mailbox
 from hpc_rollart.fabric.world import ComponentSpec, open_world
@@ -175,7 +175,7 @@ async def _fail(context: RankContext, error: Exception) -> None:
     """Put the failure on record, tell the coordinator, and wait for its word to leave."""
     world = context.world
     text = str(error) or type(error).__name__
-    if isinstance(error, RunFailed | FabricError):
+    if isinstance(error, RunFailed | FabricError | UserError):
         print(text)  # says all there is to say
     else:
         traceback.print_exc()

@@ -134,7 +134,8 @@ class MpirunLauncher(SlurmLauncher):
         }
         write_json(self._nodes_file, nodes)
         line = mpirun.command(config, mpirun.find_mpirun(), self._rank_command(rank_command), hosts)
-        return [line[0], "--hostfile", str(folder / "hostfile"), *line[1:]]
+        # leave-session-attached: else each daemon forks, and its first process dies of signals.
+        return [line[0], "--leave-session-attached", "--hostfile", str(folder / "hostfile"), *line[1:]]
 
     def environment(self, run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
         """Add what makes mpirun start its daemons with the agent."""

@@ -164,16 +164,15 @@ class Supervisor:
         """Run one world to its end; a stop is passed on to it once, and again to end it at once."""
         config = attempt.effective(self.config)
         self._say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
-        stopped = False
+        stopped = ""
         launcher = make_launcher(config, self.cluster, allocation, run, attempt)
         with World(self.config, run, attempt, launcher) as world:
             while (outcome := world.poll()) is None:
-                if not stopped and (reason := self._reason_to_stop()):
-                    stopped = True
-                    self._say("stopping", attempt=attempt.number, message=reason)
+                if not stopped and (stopped := self._reason_to_stop()):
+                    self._say("stopping", attempt=attempt.number, message=stopped)
                     world.stop()
                 time.sleep(_POLL_S)
-        return outcome
+        return outcome if outcome.message else Outcome(outcome.state, stopped)
 
     def _reason_to_stop(self) -> str:
         """Return why the ranks should stop now, or nothing."""

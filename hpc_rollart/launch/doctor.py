@@ -99,7 +99,7 @@ def examine_job(
         return [*found, from_line("scratch", os.uname().nodename, str(error))]
     found += node_findings(reports, config, cluster)
     # Ranks cannot start without these; a node with too few GPUs is for its ranks to tell.
-    blocking = {"nodes apart", "node answers", "run directory", "scratch", "packages"}
+    blocking = {"nodes apart", "node answers", "run directory", "scratch", "network", "packages"}
     if any(finding.level == "fail" and finding.check in blocking for finding in found):
         return [*found, Finding("MPI world", "all nodes", "skipped", "not started: mend the above first")]
     say(f"starting {sum(part.ranks for part in config.components.values())} ranks")

@@ -255,19 +255,21 @@ def _each(
     fine: str = "fine",
     level: str = "fail",
 ) -> Iterator[Finding]:
-    """Return a line for each node with a problem, and one for all others."""
-    problems = {index: wrong(report) for index, report in enumerate(reports)}
-    for index, text in problems.items():
+    """Return a line for each problem with the nodes that have it, and one for all others."""
+    whose: dict[str, list[NodeReport]] = {}
+    for report in reports:
+        whose.setdefault(wrong(report), []).append(report)
+    for text, having in whose.items():
         if text:
-            yield Finding(check, reports[index].host, level, text, mend)  # type: ignore[arg-type]
-    good = [report for index, report in enumerate(reports) if not problems[index]]
-    if good:
-        yield Finding(check, _whose(good), "ok", fine)
+            yield Finding(check, _whose(having, names=8), level, text, mend)  # type: ignore[arg-type]
+    if "" in whose:
+        yield Finding(check, _whose(whose[""]), "ok", fine)
 
 
-def _whose(reports: Sequence[NodeReport]) -> str:
+def _whose(reports: Sequence[NodeReport], *, names: int = 2) -> str:
+    """Return the nodes' names, or their number where they are more than `names`."""
     hosts = list(dict.fromkeys(report.host for report in reports))
-    return ", ".join(hosts) if len(hosts) <= 2 else f"{len(hosts)} nodes"
+    return ", ".join(hosts) if len(hosts) <= names else f"{len(hosts)} nodes"
 
 
 def _there(reports: Sequence[NodeReport]) -> list[NodeReport]:

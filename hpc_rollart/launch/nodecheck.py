@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from hpc_rollart.launch.agent import GPU_VARIABLES
-
 
 # Without its persistence daemon the driver loads anew for each call, which takes seconds.
 _GPU_DEADLINE_S = 15.0
@@ -116,7 +116,7 @@ def _version(package: str) -> str | None:
 
 def _interfaces() -> list[str]:
     try:
-        return sorted(path.name for path in Path("/sys/class/net").iterdir())
+        return sorted(name for _, name in socket.if_nameindex())
     except OSError:
         return []
 

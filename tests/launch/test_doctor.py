@@ -149,6 +149,14 @@ def test_a_node_that_is_not_well_is_named_with_what_and_the_mend(
     assert mend in found[0].mend
 
 
+def test_nodes_with_the_same_problem_share_a_line(tmp_path: Path) -> None:
+    reports = [report(f"n{number}", interfaces=["lo"]) for number in range(9)]
+    found = bad(short_checks([*reports, report("m")], with_gpus(tmp_path), CLUSTER))
+    assert [(f.check, f.where) for f in found] == [("network", "9 nodes")]
+    found = bad(short_checks(reports[:2], with_gpus(tmp_path), CLUSTER))
+    assert [f.where for f in found] == ["n0, n1"]
+
+
 def test_a_node_that_does_not_answer_is_named_and_asked_nothing_else(tmp_path: Path) -> None:
     dead = NodeReport("n9", "env", False, "no answer within 20 s")
     found = bad(short_checks([report(), dead], with_gpus(tmp_path), CLUSTER))

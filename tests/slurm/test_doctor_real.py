@@ -44,8 +44,8 @@ components:
 def examine(testbed: Testbed, place: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
     """Run the command for the testbed and return its exit code and findings."""
     done = testbed.run(
-        *DOCTOR, str(place / "small.yaml"), "--cluster", "testbed", "--json", "--wait", "8m", *options,
-        timeout=580,
+        *DOCTOR, str(place / "small.yaml"), "--cluster", "testbed", "--shared", "--json", "--wait", "8m",
+        *options, timeout=580,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["findings"]
@@ -101,7 +101,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_nothing_is_left(testbed: Te
 
 
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(testbed: Testbed, place: Path) -> None:
-    line = [*DOCTOR, str(place / "small.yaml"), "--cluster", "testbed"]
+    line = [*DOCTOR, str(place / "small.yaml"), "--cluster", "testbed", "--shared"]
     with subprocess.Popen(line, env=testbed.env, cwd=ROOT, stderr=subprocess.PIPE, text=True) as command:
         assert command.stderr is not None
         number = next(text.split()[1] for text in command.stderr if text.startswith("job "))

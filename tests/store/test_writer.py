@@ -253,3 +253,19 @@ def test_an_overridden_lock_setting_that_fails_is_explained(tmp_path: Path, monk
     monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "TRUE")
     error = explain("read", tmp_path / "x.h5", OSError("unable to lock file, errno = 38"))
     assert "x.h5" in str(error) and "HDF5_USE_FILE_LOCKING=FALSE" in str(error)
+
+
+def test_sync_puts_every_shard_on_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced: list[str] = []
+    monkeypatch.setattr("hpc_rollart.store.writer.sync", lambda path: synced.append(path.name))
+    with open_writer(tmp_path, rotate_mb=0.01) as shard:
+        for trajectory in range(3):
+            shard.append(record(trajectory, tokens=4000))
+            shard.flush()
+        current = shard.path.name
+        shard.sync()
+        assert len(synced) == len(set(synced)) and current in synced
+        assert {path.name for path in (tmp_path / "trajectories").glob("*.h5")} < set(synced)
+        synced.clear()
+        shard.sync()
+        assert synced == [current, "trajectories"]

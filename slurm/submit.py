@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Submit a run to Slurm: `python slurm/submit.py CONF --cluster NAME`, with the options of `hpc-rollart submit`."""
+"""Submit a run: `python slurm/submit.py CONF --cluster NAME`, with the options of `hpc-rollart submit`."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,7 @@
 """A run goes on where it was: after a stop, after kill -9 of everything, whichever rank is asked to stop."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from hpc_rollart.analysis.recount import audit
+from hpc_rollart.config import RunConfig
+from hpc_rollart.launch import rundir
 from hpc_rollart.store.reader import open_run
 from tests.end_to_end import independent
 from tests.end_to_end.conftest import Run, base_config, complete, start
@@ -146,8 +149,9 @@ def test_an_asynchronous_run_killed_twice_goes_on_to_its_end(tmp_path: Path) -> 
     assert len(back) == 0 or any("rolled back" in line for line in lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-@pytest.mark.parametrize("rank", ["generate-compute-1", "env-4"])
+@pytest.mark.parametrize(
+    ("rank", "number"), [("generate-compute-1", signal.SIGUSR2), ("env-4", signal.SIGTERM)]
+)
 def test_a_signal_to_any_rank_stops_the_run_in_good_order(
     tmp_path: Path, rank: str, number: signal.Signals
 ) -> None:
@@ -187,3 +191,23 @@ def test_a_rank_that_is_silent_is_named_after_the_heartbeat(tmp_path: Path) -> N
     assert "rank 2 (generate-bandwidth" in run.output
     assert "no sign of life for 4 s (launch.heartbeat_s)" in run.output
     assert not alive(set(frozen))
+
+
+def test_a_checkpoint_of_another_run_is_the_new_runs_step_0(whole: Run, tmp_path: Path) -> None:
+    config = exact()
+    config["run"]["steps"] = 1
+    config["checkpoint"] = {"resume": str(whole.path / "checkpoints" / "step-000003")}
+    config["run"]["dir"] = str(tmp_path / "run")
+    made = rundir.create(RunConfig.parse(config), ["hpc-rollart", "run"])
+    rundir.amend_manifest(made.path, model_dir=config["model"]["path"])
+    run = complete_again(made.path)
+    assert run.code == 0, run.output
+    check(run, 1)
+    (line,) = run.metrics()
+    assert (line["step"], line["version"], line["attempt"]) == (0, 0, 0)
+    trainer = json.loads((run.path / "checkpoints" / "step-000001" / "trainer.json").read_text())
+    assert trainer == {"step": 1, "updates": 4}
+    # The groups are those of a first step, but another policy plays them.
+    first = whole.metrics()[0]
+    assert made_of(run.path) == [row for row in made_of(whole.path) if row[0] == 0]
+    assert line["grad_norm"] != pytest.approx(first["grad_norm"], rel=1e-3)

@@ -30,7 +30,7 @@ from hpc_rollart.launch.nodes import check_nodes
 from hpc_rollart.launch.rundir import RunDir, amend_manifest
 from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.slurm_world import make_launcher
-from hpc_rollart.launch.view import close_status
+from hpc_rollart.launch.view import close_status, reopen_status
 from hpc_rollart.launch.world import Outcome, World
 
 EVENTS_FILE = "events.jsonl"
@@ -146,6 +146,7 @@ class Supervisor:
             if outcome.state == "interrupted":
                 return self._leave("interrupted", outcome.message)
             self._say("attempt failed", attempt=attempt.number, message=outcome.message)
+            reopen_status(self.run_dir, f"attempt {attempt.number} failed: {outcome.message.splitlines()[0]}")
             after = next_attempt(self.run_dir, self.config)
             failures = 1 if after.step > attempt.step else failures + 1
             restart = self.config.launch.restart
@@ -172,6 +173,9 @@ class Supervisor:
                     self._say("stopping", attempt=attempt.number, message=stopped)
                     world.stop()
                 time.sleep(_POLL_S)
+            if outcome.state == "failed":
+                # Before anything that takes long: a lost node must be out of the job when Slurm notices.
+                self._nodes_left()
         return outcome if outcome.message else Outcome(outcome.state, stopped)
 
     def _reason_to_stop(self) -> str:

@@ -111,6 +111,13 @@ def close_status(run_dir: Path, state: str, message: str) -> None:
         StatusFile(run_dir).write(view.status | {"state": state, "message": message, "t": time.time()})
 
 
+def reopen_status(run_dir: Path, message: str) -> None:
+    """Write into status.json that the run goes on although an attempt of it has failed."""
+    view = RunView(run_dir)
+    view.refresh()
+    StatusFile(run_dir).write(view.status | {"state": "starting", "message": message, "t": time.time()})
+
+
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last `count` lines of a text file that are not blank; none if it cannot be read."""
     try:

@@ -130,3 +130,14 @@ def make_testbed() -> Iterator[MakeTestbed]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             testbed.verb("down", "--purge")
         shutil.rmtree(testbed.dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def quickstart_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The quickstart's policy, which all nodes see because it is in the user's cache."""
+    with (Path(tempfile.gettempdir()) / "rollart-tests-model.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # made once, whichever process comes first
+        command = [sys.executable, "-m", "hpc_rollart", "model", "build", "conf/quickstart.yaml"]
+        built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert built.returncode == 0, built.stderr
+    return built.stdout.strip()

@@ -344,11 +344,14 @@ class Store(Section):
 class Checkpoint(Section):
     """When the trainer's state is saved; a final checkpoint is always written."""
 
-    every_steps: Count | None = None
-    """Steps between two checkpoints; null: only the final one."""
+    every_steps: Count | None = 20
+    """Steps between two checkpoints: the most that a lost node or job costs. Null: only the final one."""
+    keep: Count = 2
+    """Newest checkpoints that are kept; older ones are removed when a new one is whole."""
     resume: str = "auto"
-    """Where a run begins: `auto` at the newest checkpoint of its own directory, if there is one; `never`; or
-    the directory of a checkpoint of another run, which then is this run's step 0."""
+    """Where a run's first attempt begins: `auto` at the newest checkpoint in its own directory, if there is
+    one, else with the model; `never` with the model, whatever is there; or the directory of a checkpoint of
+    another run, which is then this run's step 0. Later attempts go on from the run's own checkpoints."""
 
 
 class Restart(Section):

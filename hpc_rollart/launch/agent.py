@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
         sys.exit(f"{host} is no node of job {nodes['job_id']}")
     line = step_command(nodes, place["group"], host, place["cpus"])
     line += [*nodes["python"], "-m", "hpc_rollart.launch.node"]
-    line += [nodes["scratch"], nodes["name"], nodes["run_id"], *command]
+    line += [nodes["scratch"], nodes["name"], *command]
     environment = step_environment(dict(os.environ), nodes["job_id"])
     os.execvpe(line[0], line, environment)
 

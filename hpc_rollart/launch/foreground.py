@@ -12,9 +12,9 @@ from rich.console import Console
 from hpc_rollart.config import checks, load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
-from hpc_rollart.errors import LaunchError, UserError
+from hpc_rollart.errors import UserError
 from hpc_rollart.launch import local, rundir, submit
-from hpc_rollart.launch.attempt import Attempt
+from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.mpirun import find_mpirun
 from hpc_rollart.launch.progress import make_display, summary
@@ -47,8 +47,8 @@ def begin(config: RunConfig, argv: Sequence[str], console: Console, *, live: boo
             print("\ninterrupted before any rank had started; nothing is left of the run", file=sys.stderr)
         raise
     try:
-        return _go(config, made, Attempt(0), console, live=live)
-    except LaunchError:
+        return _go(config, made, next_attempt(made.path, config), console, live=live)
+    except UserError:
         shutil.rmtree(made.path)  # again no rank has started
         raise
 
@@ -61,8 +61,6 @@ def resume(run_dir: Path, console: Console, *, live: bool) -> Outcome:
     UserError
         The run is done, still goes on somewhere, or does not fit this machine.
     """
-    from hpc_rollart.launch.attempt import next_attempt
-
     find_mpirun()
     path = run_dir.absolute()
     config = load_resolved(path)

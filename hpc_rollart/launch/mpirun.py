@@ -49,6 +49,9 @@ class LocalLauncher:
             "OMPI_MCA_btl": "self,sm"
         }
 
+    def started(self, pid: int) -> None:
+        """Nothing is to be done."""
+
     def end(self) -> None:
         """Nothing runs elsewhere."""
 

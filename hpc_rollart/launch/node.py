@@ -1,6 +1,6 @@
 """What runs on each node of a Slurm job but the first: holds scratch directories and MPI's daemon.
 
-Started by `agent.py` through srun, not by people: ``python -m hpc_rollart.launch.node SCRATCH NAME RUN_ID
+Started by `agent.py` through srun, not by people: ``python -m hpc_rollart.launch.node SCRATCH NAME
 COMMAND...``, where the command is mpirun's own for the node.
 
 Slurm sends the signals of `scancel` and of preemption to all processes of a step. The ranks take them for
@@ -31,11 +31,12 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str]) -> int:
     """Hold the node until the command ends; returns its exit status."""
-    base, name, run_id, command = Path(argv[0]), argv[1], argv[2], argv[3:]
+    base, name, command = Path(argv[0]), argv[1], argv[2:]
     for number in (*_IGNORED, *_BLOCKED):
         signal.signal(number, signal.SIG_IGN)  # the daemon inherits it, and installs its own for some
     try:
-        with scratch.held(base, run_id, name) as paths:
+        # No run id: ranks of the run do not outlive their node's daemon, so that nothing is to be spared.
+        with scratch.held(base, "", name) as paths:
             shell = subprocess.Popen(
                 # The words are mpirun's own, written for a shell as those of ssh are.
                 ["/bin/sh", "-c", " ".join(command)],

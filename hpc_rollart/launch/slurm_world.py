@@ -3,7 +3,9 @@
 import abc
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ from hpc_rollart.config.cluster import Cluster, partition_of
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
-from hpc_rollart.launch import agent, mpirun, scratch, sitecommands
+from hpc_rollart.launch import agent, mpirun, scratch, shield, sitecommands
 from hpc_rollart.launch.allocation import Allocation, in_slurms_order, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR
@@ -24,6 +26,7 @@ from hpc_rollart.launch.sitecommands import SlurmError
 # 24.11 to work; what is between is refused until somebody has seen it work.
 _PMIX_ANY_ORDER = (24, 11)
 # Daemons end by themselves when mpirun has, and clear their nodes' scratch; whoever has not by then is ended.
+_SHIELD_S = 30.0
 _END_GRACE_S, _END_DEADLINE_S = 5.0, 15.0
 
 
@@ -63,6 +66,10 @@ class SlurmLauncher(abc.ABC):
         for variable, value in _interfaces(self._interface()).items():
             env.setdefault(variable, value)
         return env | self._cluster.environment
+
+    @abc.abstractmethod
+    def started(self, pid: int) -> None:
+        """Do what is to be done once the command runs."""
 
     def end(self) -> None:
         """End the steps of this world that are still there, and wait until they are gone."""
@@ -126,7 +133,6 @@ class MpirunLauncher(SlurmLauncher):
         (folder / "hostfile").write_text("".join(lines), encoding="utf-8")
         nodes = {
             "job_id": self._allocation.job_id,
-            "run_id": self._run.run_id,
             "python": self._python(),
             "scratch": str(self.scratch),
             "name": scratch.name_for(self._run.run_id, self._attempt.number),
@@ -152,6 +158,16 @@ class MpirunLauncher(SlurmLauncher):
             # mpirun would read Slurm's variables itself, and see the first component's nodes only.
             "PRTE_MCA_ras": "^slurm",
         }
+
+    def started(self, pid: int) -> None:
+        """Shield mpirun from the SIGTERM that Slurm sends to the whole batch step; see `shield.py`.
+
+        The supervisor, which gets it too, has the ranks stop in good order.
+        """
+        blocked = (signal.SIGTERM, signal.SIGINT)
+        threading.Thread(
+            target=shield.block_when_handled, args=(pid, blocked, _SHIELD_S), name="shield", daemon=True
+        ).start()
 
     @property
     def _nodes_file(self) -> Path:
@@ -191,6 +207,9 @@ class SrunLauncher(SlurmLauncher):
             ]
             line += self._rank_command(rank_command)
         return line
+
+    def started(self, pid: int) -> None:
+        """Nothing is to be done."""
 
     def environment(self, run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
         """Add what srun must know of the job."""

@@ -25,6 +25,8 @@ from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs, sentinel
 from hpc_rollart.launch.allocation import Allocation, Group, give_back, job_facts
 from hpc_rollart.launch.attempt import Attempt, next_attempt
+from hpc_rollart.launch.doctor_findings import Finding
+from hpc_rollart.launch.doctor_nodes import short_checks
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import check_nodes
 from hpc_rollart.launch.rundir import RunDir, amend_manifest
@@ -97,7 +99,9 @@ class Supervisor:
     asked
         Returns the signal that asked the job to stop, or None.
     lost
-        Nodes of the job that no longer answer, and why.
+        Nodes of the job that are of no use, and why.
+    findings
+        What the doctor found wrong so far, each said once.
     """
 
     run_dir: Path
@@ -106,6 +110,7 @@ class Supervisor:
     cluster: Cluster = field(init=False)
     allocation: Allocation = field(init=False)
     lost: dict[str, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
     _end_time: float | None = None
     _end_asked: float = float("-inf")
 
@@ -203,10 +208,12 @@ class Supervisor:
         """Look at every node of the job, and return the allocation without those that do not answer."""
         reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir)
         for report in reports:
-            if not report.answered and report.host not in self.lost:
+            if not report.usable and report.host not in self.lost:
                 self._say("node lost", host=report.host, message=report.problem)
-            elif report.problem:
-                self._say("node has a problem", host=report.host, message=report.problem)
+        for finding in short_checks([r for r in reports if r.answered], self.config, self.cluster):
+            if finding not in self.findings:
+                self.findings.append(finding)
+                self._say(finding.check, where=finding.where, message=finding.text, mend=finding.mend)
         before, self.lost = self.lost, {r.host: r.problem for r in reports if not r.usable}
         left = self.allocation.without(list(self.lost))
         for group, rest in zip(self.allocation.groups, left.groups, strict=True):

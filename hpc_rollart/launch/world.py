@@ -46,6 +46,9 @@ class Launcher(Protocol):
     def environment(self, run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
         """Return the command's environment."""
 
+    def started(self, pid: int) -> None:
+        """Do what is to be done once the command runs, without waiting for it."""
+
     def end(self) -> None:
         """End what is left of the world on other machines; called when the command has ended."""
 
@@ -118,6 +121,7 @@ class World:
                 start_new_session=True,
                 preexec_fn=processes.end_with_parent,
             )
+            self._launcher.started(self._process.pid)
             self._started = time.monotonic()
             self._cleanup = stack.pop_all()
         return self

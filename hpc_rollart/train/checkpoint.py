@@ -61,6 +61,19 @@ def write_checkpoint(
     return final
 
 
+def remove_old(directory: Path, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints; to be called when the newest is whole and pointed to.
+
+    One is renamed before it is removed, so that no name that looks like a checkpoint is ever half there.
+    """
+    for left in directory.glob(".step-*.old"):  # a removal that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    for folder in sorted(directory.glob("step-*"))[:-keep]:
+        aside = directory / f".{folder.name}.old"
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def read_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
     """Restore the optimiser's moments for `model`'s parameters; returns (step, updates)."""
     tensors = load_file(checkpoint / OPTIMIZER)

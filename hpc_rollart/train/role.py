@@ -16,6 +16,7 @@ from hpc_rollart.models.load import load_model, load_tokenizer
 from hpc_rollart.rank import RankContext
 from hpc_rollart.store.batches import BatchWriter
 from hpc_rollart.train.batch import Sample
+from hpc_rollart.train.checkpoint import remove_old
 from hpc_rollart.train.learner import AlgorithmSettings, Learner, StepResult
 from hpc_rollart.weights.mpi_transport import MpiTransport
 from hpc_rollart.weights.plan import describe, make_plan
@@ -169,6 +170,7 @@ class TrainerRank:
         with self.context.timeline.span("checkpoint", "store", step=self.steps):
             await self._sync()
             await asyncio.to_thread(self.learner.save, directory, self.steps, self.resume)
+            await asyncio.to_thread(remove_old, directory, self.context.config.checkpoint.keep)
 
     async def _sync(self) -> None:
         world = self.context.world

@@ -112,3 +112,12 @@ def test_a_damaged_checkpoint_is_one_error_that_names_the_file(
 def test_a_checkpoint_that_is_not_there_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no directory"):
         check_checkpoint(tmp_path / "none", ledger=False)
+
+
+def test_old_checkpoints_go_and_a_removal_that_was_killed_is_finished(tmp_path: Path) -> None:
+    for step in (2, 4, 10, 12):
+        (tmp_path / f"step-{step:06d}").mkdir()
+        (tmp_path / f"step-{step:06d}" / "model.safetensors").touch()
+    (tmp_path / ".step-000001.old").mkdir()
+    checkpoint.remove_old(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010", "step-000012"]

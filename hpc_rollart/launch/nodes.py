@@ -64,8 +64,9 @@ def check_nodes(
     *,
     see: Path | None = None,
     ask_gpus: bool = False,
+    deadline_s: float = DEADLINE_S,
 ) -> list[NodeReport]:
-    """Ask every node of the job, all at once; takes seconds, and never much longer than `DEADLINE_S`.
+    """Ask every node of the job, all at once; takes seconds, and never much longer than the deadline.
 
     Parameters
     ----------
@@ -77,6 +78,8 @@ def check_nodes(
         File or directory that every node has to see.
     ask_gpus
         Whether to ask for the GPUs' names, which takes seconds on some nodes.
+    deadline_s
+        A node that has not answered by then counts as gone.
     """
     asked = [f"--see={see}"] if see is not None else []
     asked += ["--ask-gpus"] if ask_gpus else []
@@ -86,7 +89,8 @@ def check_nodes(
     def ask(place: tuple[Group, str]) -> NodeReport:
         group, host = place
         part = config.components[group.component]
-        return _ask(allocation.job_id, group, host, part, run_dir, base, cluster, [*asked, *packages])
+        words = [str(run_dir), str(base), *asked, *packages]
+        return _ask(allocation.job_id, group, host, part, words, cluster, deadline_s)
 
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         return list(pool.map(ask, places))
@@ -105,14 +109,13 @@ def _ask(
     group: Group,
     host: str,
     part: Component,
-    run_dir: Path,
-    scratch: Path,
+    words: Sequence[str],
     cluster: Cluster,
-    asked: Sequence[str],
+    deadline_s: float,
 ) -> NodeReport:
     python = cluster.python or sys.executable
-    probe = [python, "-m", "hpc_rollart.launch.nodecheck", str(run_dir), str(scratch), *asked]
-    if host == os.uname().nodename.partition(".")[0]:
+    probe = [python, "-m", "hpc_rollart.launch.nodecheck", *words]
+    if host == os.environ.get("SLURMD_NODENAME", os.uname().nodename):
         line, env = probe, dict(os.environ)  # this node; its GPUs are in this process's environment
     else:
         cpus = part.cpus_per_rank * part.ranks_per_node
@@ -123,14 +126,14 @@ def _ask(
         line, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            out, errors = process.communicate(timeout=DEADLINE_S)
+            out, errors = process.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             process.terminate()  # srun then ends its step
             try:
                 process.wait(5.0)
             except subprocess.TimeoutExpired:
                 process.kill()
-            return NodeReport(host, group.component, False, f"no answer within {DEADLINE_S:g} s")
+            return NodeReport(host, group.component, False, f"no answer within {deadline_s:g} s")
     after = time.time()
     try:
         facts = json.loads(out)

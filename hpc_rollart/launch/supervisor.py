@@ -39,6 +39,8 @@ EVENTS_FILE = "events.jsonl"
 _POLL_S = 0.25
 _ASK_END_EVERY_S = 60.0
 _BACKOFF_MAX_S = 60.0
+# The first time a node may have to read Python from a busy file system; later a node that is well is quick.
+_CHECK_FIRST_S, _CHECK_AGAIN_S = 60.0, 20.0
 # Every site's way to say that the job will end; who sends which is in docs/submitting.md.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -111,6 +113,7 @@ class Supervisor:
     allocation: Allocation = field(init=False)
     lost: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    _checked: bool = False
     _end_time: float | None = None
     _end_asked: float = float("-inf")
 
@@ -170,16 +173,20 @@ class Supervisor:
         """Run one world to its end; a stop is passed on to it once, and again to end it at once."""
         config = attempt.effective(self.config)
         self._say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
-        stopped = ""
+        stopped, looked = "", False
         launcher = make_launcher(config, self.cluster, allocation, run, attempt)
         with World(self.config, run, attempt, launcher) as world:
             while (outcome := world.poll()) is None:
                 if not stopped and (stopped := self._reason_to_stop()):
                     self._say("stopping", attempt=attempt.number, message=stopped)
                     world.stop()
+                if world.failing and not looked:
+                    # At once: a lost node must be out of the job before Slurm takes it for down.
+                    looked = True
+                    if set(self._nodes_left().hosts) != set(allocation.hosts):
+                        world.abandon()
                 time.sleep(_POLL_S)
-            if outcome.state == "failed":
-                # Before anything that takes long: a lost node must be out of the job when Slurm notices.
+            if outcome.state == "failed" and not looked:
                 self._nodes_left()
         return outcome if outcome.message else Outcome(outcome.state, stopped)
 
@@ -206,7 +213,9 @@ class Supervisor:
 
     def _nodes_left(self) -> Allocation:
         """Look at every node of the job, and return the allocation without those that do not answer."""
-        reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir)
+        deadline_s = _CHECK_AGAIN_S if self._checked else _CHECK_FIRST_S
+        reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir, deadline_s=deadline_s)
+        self._checked = True
         for report in reports:
             if not report.usable and report.host not in self.lost:
                 self._say("node lost", host=report.host, message=report.problem)

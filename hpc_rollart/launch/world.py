@@ -152,6 +152,16 @@ class World:
             self._kill_at = self._term_at + _TERM_GRACE_S
         self.stopping = True
 
+    def abandon(self) -> None:
+        """End the ranks that are left at once: some of them are on nodes that nobody reaches."""
+        self._term_at = time.monotonic()
+        self._kill_at = self._term_at + _TERM_GRACE_S
+
+    @property
+    def failing(self) -> bool:
+        """Whether a failure is on record and the ranks are only leaving."""
+        return (self._logs / "failure.json").exists()
+
     def poll(self) -> Outcome | None:
         """Return how the world ended, or None while it lives; also enforces every deadline."""
         assert self._process is not None, "use World as a context manager"
@@ -176,7 +186,7 @@ class World:
         """Return which deadline the world has missed, or nothing."""
         launch = self._config.launch
         self._view.refresh()
-        if self._view.final or (self._logs / "failure.json").exists():
+        if self._view.final or self.failing:
             self._over_at = self._over_at or now
             return "ranks did not leave" if now > self._over_at + _LEAVE_GRACE_S else ""
         if self._view.state in ("", "starting") and now > self._started + launch.start_deadline_s + _MARGIN_S:

@@ -77,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--subnet", help=f"network of the nodes (default: as last time, or else {choices.DEFAULT_SUBNET})"
     )
+    up.add_argument(
+        "--down-after",
+        type=int,
+        metavar="SECONDS",
+        help=f"when a silent node is down (default: as last time, or else {choices.DEFAULT_DOWN_AFTER_S})",
+    )
     up.add_argument("--nodes", metavar="NAME:PARTITION[:GPUTYPE],...", help="other nodes than the usual five")
     up.add_argument(
         "--share",
@@ -133,6 +139,7 @@ def _up(options: argparse.Namespace) -> int:
             bridge=options.bridge or (old.bridge if old else choices.DEFAULT_BRIDGE),
             subnet=options.subnet or (old.subnet if old else choices.DEFAULT_SUBNET),
             nodes=nodes,
+            down_after_s=options.down_after or (old.down_after_s if old else choices.DEFAULT_DOWN_AFTER_S),
             shares=choices.shares_for(options.dir, options.share or kept),
             starts=old.starts + 1 if old else 1,
         )

@@ -57,7 +57,7 @@ def slurm_conf(settings: Settings) -> str:
         "InactiveLimit=0",
         "CompleteWait=0",
         "SlurmctldTimeout=30",
-        "SlurmdTimeout=30",
+        f"SlurmdTimeout={settings.down_after_s}",
         # With all cores busy a batch script may take its time to start; a node is not given up for that.
         "BatchStartTimeout=20",
         "ReturnToService=2",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 DEFAULT_DIR = "/var/lib/rollart-testbed"
 DEFAULT_BRIDGE = "rollart0"
+# Slurm's own default is 300; 120 leaves a run time to get a lost node out of its job.
+DEFAULT_DOWN_AFTER_S = 120
 DEFAULT_SUBNET = "10.77.0.0/24"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -80,6 +82,8 @@ class Settings:
         The hosts.
     shares
         Paths below ``/tmp`` that the nodes see in spite of their private ``/tmp``.
+    down_after_s
+        Slurm's SlurmdTimeout: how long a node may be silent before it is down and its jobs are ended.
     starts
         How often a testbed was started in this directory. Job ids begin at 1000 times that, so that an id
         never means two jobs.
@@ -90,6 +94,7 @@ class Settings:
     subnet: str = DEFAULT_SUBNET
     nodes: tuple[Node, ...] = DEFAULT_NODES
     shares: tuple[str, ...] = field(default=())
+    down_after_s: int = DEFAULT_DOWN_AFTER_S
     starts: int = 1
 
     def __post_init__(self) -> None:
@@ -103,6 +108,8 @@ class Settings:
             raise TestbedError(
                 f"--bridge {self.bridge}: use up to 11 lower-case letters and digits, a letter first"
             )
+        if not 10 <= self.down_after_s <= 3600:
+            raise TestbedError("--down-after: give 10 to 3600 seconds")
         if self.network.num_addresses < FIRST_NODE + len(self.nodes) + 2:
             raise TestbedError(f"--subnet {self.subnet} is too small for the nodes; use a /24")
         names = [node.name for node in self.nodes]
@@ -173,9 +180,9 @@ class Settings:
 
     def differences(self, other: Settings) -> list[str]:
         """Return the options that were chosen otherwise."""
-        options = ("bridge", "subnet", "nodes", "shares")
+        options = ("bridge", "subnet", "nodes", "shares", "down_after_s")
         return [
-            f"--{name.removesuffix('s') if name == 'shares' else name}"
+            "--" + {"shares": "share", "down_after_s": "down-after"}.get(name, name)
             for name in options
             if getattr(self, name) != getattr(other, name)
         ]

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 
 
+def losses(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["loss"] for line in lines]
+
+
 @pytest.fixture(scope="module")
 def here(testbed: Testbed) -> Iterator[Path]:
     path = folder(testbed, "lifecycle")
@@ -145,9 +149,7 @@ def test_two_jobs_on_the_same_nodes_do_not_disturb_each_other(
     times = [(job.events("attempt starts")[0]["t"], job.events("done")[0]["t"]) for job in twins]
     assert times[0][0] < times[1][1] and times[1][0] < times[0][1], "they did run at the same time"
     for job in twins:
-        assert [line["loss"] for line in job.metrics()] == pytest.approx(
-            [line["loss"] for line in undisturbed[:12]], rel=1e-4, abs=1e-7
-        )
+        assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:12]), rel=1e-4, abs=1e-7)
 
 
 def test_a_job_without_enough_good_attempts_fails_with_one_clear_message(
@@ -164,3 +166,48 @@ def test_a_job_without_enough_good_attempts_fails_with_one_clear_message(
     assert "launch.restart.attempts: 1" in job.status()["message"]
     status = testbed.run(sys.executable, "-m", "hpc_rollart", "status", str(job.run))
     assert status.returncode == 3, status.stdout
+
+
+def test_a_node_that_hangs_is_named_and_left_behind(
+    testbed: Testbed, here: Path, quickstart_model: str, undisturbed: list[dict[str, Any]]
+) -> None:
+    config = small_config(quickstart_model)
+    config["run"]["steps"] = 20
+    config["launch"]["heartbeat_s"] = 6
+    job = submit(testbed, write(config, here / "hangs.yaml"), here / "hangs")
+    job.wait_steps(4)
+    testbed.node("pause", "h20-1")
+    try:
+        job.wait(lambda: len(job.events("attempt starts")) == 2, "the attempt without the node")
+        job.finish()
+    finally:
+        testbed.node("resume", "h20-1")
+    assert "on h20-1" in job.events("attempt failed")[0]["message"]
+    assert "launch.heartbeat_s" in job.events("attempt failed")[0]["message"]
+    assert job.events("node lost")[0]["host"] == "h20-1"
+    assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:20]), rel=1e-4, abs=1e-7)
+
+
+def test_srun_starts_the_same_world(
+    testbed: Testbed, here: Path, quickstart_model: str, undisturbed: list[dict[str, Any]]
+) -> None:
+    config = small_config(quickstart_model)
+    config["run"]["steps"] = 6
+    config["launch"]["launcher"] = "srun"
+    # In the order in which Slurm sorts the nodes' names, without which Slurm 22.05 cannot start it.
+    config["components"] = {name: config["components"][name] for name in ("env", "generate", "trainer")}
+    job = submit(testbed, write(config, here / "srun.yaml"), here / "srun")
+    job.finish()
+    assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:6]), rel=1e-4, abs=1e-7)
+
+
+def test_srun_is_refused_where_this_slurm_would_confuse_the_ranks(
+    testbed: Testbed, here: Path, quickstart_model: str
+) -> None:
+    config = small_config(quickstart_model)
+    config["launch"]["launcher"] = "srun"
+    job = submit(testbed, write(config, here / "refused.yaml"), here / "refused")
+    with pytest.raises(AssertionError):
+        job.finish()
+    message = job.events("failed")[0]["message"]
+    assert "not in its own order of names" in message and "launch.launcher: mpirun" in message

@@ -37,7 +37,7 @@ def settled(met: Callable[[], bool], what: str, deadline_s: float = 60) -> None:
 @pytest.fixture(scope="module")
 def own(make_testbed: MakeTestbed) -> Testbed:
     """A testbed that only this file uses, so that no other test's jobs are hit."""
-    return make_testbed()
+    return make_testbed("--down-after", "30")
 
 
 def srun(testbed: Testbed, *arguments: str) -> str:

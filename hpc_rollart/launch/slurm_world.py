@@ -19,15 +19,16 @@ from hpc_rollart.launch import agent, mpirun, scratch, shield, sitecommands
 from hpc_rollart.launch.allocation import Allocation, in_slurms_order, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR
+from hpc_rollart.launch.queue import POLL_S
 from hpc_rollart.launch.rundir import RunDir, write_json
 from hpc_rollart.launch.sitecommands import SlurmError
 
 # In older ones Slurm's PMIx plugin numbers nodes by name, but ranks by component. 22.05 was seen to fail and
 # 24.11 to work; what is between is refused until somebody has seen it work.
 _PMIX_ANY_ORDER = (24, 11)
-# Daemons end by themselves when mpirun has, and clear their nodes' scratch; whoever has not by then is ended.
 _SHIELD_S = 30.0
-_END_GRACE_S, _END_DEADLINE_S = 5.0, 15.0
+# Daemons end with mpirun and clear their nodes' scratch; those still there at the second look are ended.
+_END_LOOKS = 3
 
 
 class SlurmLauncher(abc.ABC):
@@ -73,16 +74,15 @@ class SlurmLauncher(abc.ABC):
 
     def end(self) -> None:
         """End the steps of this world that are still there, and wait until they are gone."""
-        began = time.monotonic()
-        while left := set(steps(self._allocation.job_id)) - self._steps_before:
-            waited = time.monotonic() - began
-            if waited > _END_GRACE_S:
-                with contextlib.suppress(SlurmError):
-                    sitecommands.run(["scancel", "--signal=KILL", *sorted(left)])
-            if waited > _END_DEADLINE_S:
-                print(f"steps {', '.join(sorted(left))} did not end within {_END_DEADLINE_S:g} s", flush=True)
+        for look in range(_END_LOOKS):
+            left = sorted(set(steps(self._allocation.job_id)) - self._steps_before)
+            if not left:
                 return
-            time.sleep(0.5 if waited < _END_GRACE_S else 2.0)
+            if look:
+                with contextlib.suppress(SlurmError):
+                    sitecommands.run(["scancel", "--signal=KILL", *left])
+            time.sleep(POLL_S)
+        print(f"steps {', '.join(left)} do not end; Slurm ends them with the job", flush=True)
 
     def _interface(self) -> str | None:
         names = {

@@ -1,0 +1,101 @@
+"""Whether a job requeues itself, and what is left of a job when nodes are gone; Slurm's answers are given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_rollart.config.cluster import load_cluster
+from hpc_rollart.errors import UserError
+from hpc_rollart.launch import jobs, supervisor
+from hpc_rollart.launch.allocation import Allocation, AllocationError, Group, JobFacts
+from hpc_rollart.launch.sitecommands import SlurmError
+from hpc_rollart.launch.supervisor import Supervisor
+from tests.launch.conftest import make_config
+
+Patch = pytest.MonkeyPatch
+
+
+def make(tmp_path: Path, monkeypatch: Patch, state: str = "RUNNING", **choices: Any) -> Supervisor:
+    """A supervisor in a job of three components that Slurm says is in `state`."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(supervisor, "job_facts", lambda _: JobFacts(state, None))
+    (tmp_path / "run" / "slurm").mkdir(parents=True)
+    made = Supervisor(tmp_path / "run", lambda: None)
+    made.config = make_config(tmp_path, **choices.pop("launch", {}))
+    made.cluster = load_cluster("testbed").model_copy(update=choices.pop("cluster", {}))
+    hosts = {"env": ("c1",), "trainer": ("h1",), "generate": ("g1", "g2")}
+    groups = tuple(Group(name, i, hosts[name], str(7 + i)) for i, name in enumerate(hosts))
+    made.allocation = Allocation("7", groups, choices.pop("restarts", 0))
+    return made
+
+
+def events(made: Supervisor) -> str:
+    return (made.run_dir / "slurm" / "events.jsonl").read_text()
+
+
+def test_a_running_job_requeues_itself(tmp_path: Path, monkeypatch: Patch) -> None:
+    made = make(tmp_path, monkeypatch)
+    assert made._leave("interrupted", "received USR1").requeue
+    assert "requeued" in events(made)
+
+
+@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "TIMEOUT", ""])
+def test_a_job_that_slurm_has_ended_does_not(tmp_path: Path, monkeypatch: Patch, state: str) -> None:
+    made = make(tmp_path, monkeypatch, state)
+    end = made._leave("interrupted", "received TERM")
+    assert not end.requeue and "Slurm has ended the job" in end.message
+
+
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [
+        ({"cluster": {"requeue": False}}, "requeue: false"),
+        ({"restarts": 2, "launch": {"max_requeues": 2}}, "launch.max_requeues"),
+    ],
+)
+def test_limits_of_profile_and_config_hold_and_say_how_to_go_on(
+    tmp_path: Path, monkeypatch: Patch, choices: dict[str, Any], why: str
+) -> None:
+    end = make(tmp_path, monkeypatch, **choices)._leave("interrupted", "received USR1")
+    assert not end.requeue and why in end.message and "hpc-rollart resubmit" in end.message
+
+
+def test_a_cancelled_run_does_not_come_back(tmp_path: Path, monkeypatch: Patch) -> None:
+    made = make(tmp_path, monkeypatch)
+    jobs.mark_cancelled(made.run_dir, 7)
+    assert not made._leave("interrupted", "received TERM").requeue
+
+
+def test_a_controller_that_does_not_answer_is_no_reason_to_requeue_blindly(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    made = make(tmp_path, monkeypatch)
+
+    def away(_: str) -> JobFacts:
+        raise SlurmError("scontrol has not answered")
+
+    monkeypatch.setattr(supervisor, "job_facts", away)
+    end = made._leave("interrupted", "received USR1")
+    assert not end.requeue and "scontrol has not answered" in end.message
+
+
+def test_a_component_whose_only_node_is_gone_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    made = make(tmp_path, monkeypatch)
+    made.lost = {"h1": "no answer within 20 s"}
+    missing = made._component_without_nodes(made.allocation.without(["h1"]))
+    assert "component trainer" in missing and "h1: no answer" in missing
+    assert not made._component_without_nodes(made.allocation.without(["g1"]))
+    assert made._shrunk(made.allocation.without(["g1"])) == {}  # the config asks for one node anyway
+
+
+def test_what_is_no_job_or_another_one_is_said(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with pytest.raises(UserError, match="no Slurm job"):
+        Allocation.of_this_job(config, {})
+    with pytest.raises(AllocationError, match=r"2 components, the config has 3 \(env, trainer, generate\)"):
+        Allocation.of_this_job(config, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"})
+    with pytest.raises(AllocationError, match="component env: job 7 has 0 nodes"):
+        Allocation.of_this_job(config, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3"})

@@ -13,6 +13,8 @@ from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.rundir import amend_manifest
+from hpc_rollart.models.cache import find, resolve
+from hpc_rollart.models.folder import ModelError
 
 # A tiny model's matrices are too small to keep more threads busy.
 _MAX_THREADS = 4
@@ -28,6 +30,9 @@ def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
     """
     if config.model.path is not None:
         _note(run_dir, Path(config.model.path).expanduser().absolute())
+        return
+    if cached := find(config.model, config.tasks):
+        _note(run_dir, cached)  # without the seconds that it takes to import torch
         return
     console.print("preparing the model ...", style="dim", highlight=False)
     # A process of its own: what torch takes in memory and threads is gone before the ranks start.
@@ -53,9 +58,6 @@ def build(config: RunConfig, console: Console) -> Path:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TQDM_DISABLE", "1")  # the bar here is the only one
     import torch
-
-    from hpc_rollart.models.cache import resolve
-    from hpc_rollart.models.load import ModelError
 
     torch.set_num_threads(min(len(os.sched_getaffinity(0)), _MAX_THREADS))
 

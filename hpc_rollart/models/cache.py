@@ -2,10 +2,14 @@
 
 A built-in model lives in `$ROLLART_CACHE/models/NAME-HASH` (without the variable, in the user's cache
 directory). The hash covers all that determines it: its settings, the tasks it is warm-started on, the code
-that makes it and the versions of the libraries it is made with. A folder that is there is whole: it is made
-under another name and renamed, so builders that run at the same time cost time and nothing else.
+that makes it and the versions of the libraries it is made with. A folder is made under another name and
+renamed, so builders that run at the same time cost time and nothing else. One that has lost files since then
+is made again.
+
+To find a model that is there, nothing is imported that takes long; see `find`.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -15,24 +19,28 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import platformdirs
-import torch
 
 import envs_cpu
 from envs_cpu.registry import make
 from hpc_rollart.folders import publish_folder
-from hpc_rollart.models import chat, smollm2, tiny, warmstart
-from hpc_rollart.models.load import ModelError, check_folder
-from hpc_rollart.models.warmstart import DemonstratedTask, Progress, WarmStartSettings
+from hpc_rollart.models import smollm2
+from hpc_rollart.models.folder import ModelError, check_folder, is_whole
+
+if TYPE_CHECKING:
+    from hpc_rollart.models.warmstart import DemonstratedTask, Progress, WarmStartSettings
 
 # The warm start does not follow `run.seed`: runs of all seeds start from the same cached policy.
 _SEED = 0
 _ABANDONED_S = 86_400.0
 _LIBRARIES = ("torch", "transformers", "tokenizers", "gymnasium", "reasoning-gym")
+# What a tiny model is made by, beside the environments.
+_TINY_SOURCES = ("tiny.py", "warmstart.py", "chat.py")
 # Without a warm start demonstrations still teach the tokenizer its words.
-_NO_WARM_START = WarmStartSettings(episodes=100, steps=0, batch=1, learning_rate=1.0, skill={})
+_NO_WARM_START = SimpleNamespace(episodes=100, steps=0, batch=1, learning_rate=1.0, skill={})
 
 
 class ModelSection(Protocol):
@@ -55,7 +63,7 @@ def quiet(_done: int, _total: int, _message: str) -> None:
     """Progress that is shown to nobody."""
 
 
-def resolve(model: ModelSection, tasks: Sequence[DemonstratedTask], progress: Progress = quiet) -> Path:
+def resolve(model: ModelSection, tasks: "Sequence[DemonstratedTask]", progress: "Progress" = quiet) -> Path:
     """Folder of the model that a config asks for, built first if it is a built-in one not yet cached.
 
     Parameters
@@ -76,38 +84,36 @@ def resolve(model: ModelSection, tasks: Sequence[DemonstratedTask], progress: Pr
         directory = Path(model.path).expanduser()
         check_folder(directory)
         return directory
-    return build(
-        str(model.builtin), warm_start_settings(model.warm_start), model.max_context, tasks, progress
-    )
+    final = _entry(model, tasks)
+    return final if is_whole(final) else _build(final, model, tasks, progress)
 
 
-def warm_start_settings(section: Any) -> WarmStartSettings:
-    """The config's `model.warm_start` as settings; None means no supervised step at all."""
-    if section is None:
-        return _NO_WARM_START
-    return WarmStartSettings(
-        episodes=section.episodes,
-        steps=section.steps,
-        batch=section.batch,
-        learning_rate=section.learning_rate,
-        skill=dict(section.skill),
-    )
+def find(model: ModelSection, tasks: "Sequence[DemonstratedTask]") -> Path | None:
+    """Folder of a built-in model if it is in the cache, whole; takes milliseconds and builds nothing.
+
+    None also if it cannot be said; `resolve` then says why.
+    """
+    try:
+        final = _entry(model, tasks)
+    except (ModelError, OSError, importlib.metadata.PackageNotFoundError):
+        return None
+    return final if is_whole(final) else None
 
 
-def build(
-    name: str,
-    settings: WarmStartSettings,
-    max_context: int,
-    tasks: Sequence[DemonstratedTask],
-    progress: Progress = quiet,
+def cache_root() -> Path:
+    """Where built-in models are kept."""
+    root = os.environ.get("ROLLART_CACHE") or platformdirs.user_cache_dir("hpc_rollart")
+    return Path(root).expanduser().absolute() / "models"
+
+
+def _build(
+    final: Path, model: ModelSection, tasks: "Sequence[DemonstratedTask]", progress: "Progress"
 ) -> Path:
-    """Folder of the built-in model `name`, from the cache or made now."""
-    final = cache_root() / f"{name}-{_key(name, settings, max_context, tasks)}"
-    if final.is_dir():
-        return final
+    """Make a built-in model that is not in the cache, or not whole."""
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(final.parent)
+        _put_aside(final)
         aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
     except OSError as error:
         raise ModelError(
@@ -115,8 +121,8 @@ def build(
         ) from error
     aside.chmod(0o755)
     try:
-        if name == "tiny":
-            _build_tiny(aside, settings, max_context, tasks, progress)
+        if model.builtin == "tiny":
+            _build_tiny(aside, _settings(model.warm_start), model.max_context, tasks, progress)
         else:
             smollm2.convert(aside, progress)
         check_folder(aside)
@@ -126,19 +132,40 @@ def build(
     return final
 
 
-def cache_root() -> Path:
-    """Where built-in models are kept."""
-    root = os.environ.get("ROLLART_CACHE") or platformdirs.user_cache_dir("hpc_rollart")
-    return Path(root).expanduser() / "models"
+def _put_aside(final: Path) -> None:
+    """Take away what has lost files; looked at again, as another builder may just have made it anew."""
+    if final.is_dir() and not is_whole(final):
+        aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent))
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _settings(section: Any) -> "WarmStartSettings":
+    """The config's `model.warm_start` as settings; None means no supervised step at all."""
+    from hpc_rollart.models.warmstart import WarmStartSettings
+
+    section = section or _NO_WARM_START
+    return WarmStartSettings(
+        episodes=section.episodes,
+        steps=section.steps,
+        batch=section.batch,
+        learning_rate=section.learning_rate,
+        skill=dict(section.skill),
+    )
 
 
 def _build_tiny(
     directory: Path,
-    settings: WarmStartSettings,
+    settings: "WarmStartSettings",
     max_context: int,
-    tasks: Sequence[DemonstratedTask],
-    progress: Progress,
+    tasks: "Sequence[DemonstratedTask]",
+    progress: "Progress",
 ) -> None:
+    import torch
+
+    from hpc_rollart.models import tiny, warmstart
+
     if not settings.steps:
         # The tokenizer learns what words it can; environments that show nothing are spelled out in bytes.
         tasks = [task for task in tasks if hasattr(make(task.env, **task.args), "demonstrate")]
@@ -154,23 +181,25 @@ def _build_tiny(
     tokenizer.save_pretrained(directory)
 
 
-def _key(name: str, settings: WarmStartSettings, max_context: int, tasks: Sequence[DemonstratedTask]) -> str:
-    """Hash of all that determines the model; 12 hexadecimal digits."""
-    if name == "smollm2-135m-instruct":
+def _entry(model: ModelSection, tasks: "Sequence[DemonstratedTask]") -> Path:
+    """Where a built-in model is kept: its name ends with a hash of all that determines it."""
+    here = Path(__file__).parent
+    if model.builtin == "smollm2-135m-instruct":
         parts: list[Any] = [smollm2.find_gguf().stat().st_size]
         sources = [Path(smollm2.__file__)]
     else:
+        section = model.warm_start or _NO_WARM_START
         names = [task.name for task in tasks]
-        skill = {task: s for task, s in sorted(settings.skill.items()) if task in names}
-        warm = [settings.episodes, settings.steps, settings.batch, settings.learning_rate, skill]
-        parts = [warm, max_context, [[t.name, t.env, t.args, t.max_turns] for t in tasks], _SEED]
-        sources = [Path(str(module.__file__)) for module in (tiny, warmstart, chat)]
+        skill = {task: s for task, s in sorted(section.skill.items()) if task in names}
+        warm = [section.episodes, section.steps, section.batch, section.learning_rate, skill]
+        parts = [warm, model.max_context, [[t.name, t.env, t.args, t.max_turns] for t in tasks], _SEED]
+        sources = [here / name for name in _TINY_SOURCES]
         sources += sorted(Path(str(envs_cpu.__file__)).parent.glob("*.py"))
     versions = [importlib.metadata.version(library) for library in _LIBRARIES]
     digest = hashlib.sha256(json.dumps([parts, versions], sort_keys=True).encode())
     for source in sources:
         digest.update(source.read_bytes())
-    return digest.hexdigest()[:12]
+    return cache_root() / f"{model.builtin}-{digest.hexdigest()[:12]}"
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -7,31 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hpc_rollart.errors import UserError
+from hpc_rollart.models.folder import ModelError, check_folder
+
+__all__ = ["ModelError", "check_folder", "load_model", "load_tokenizer"]
 
 # Bars of transformers' own, one a rank, would fill the logs.
 logging.disable_progress_bar()
-
-
-class ModelError(UserError):
-    """A model cannot be had; the message is one line and names the folder and the mend."""
-
-
-def check_folder(directory: Path) -> None:
-    """Check that `directory` holds a model in Hugging Face format, without reading the weights.
-
-    Raises
-    ------
-    ModelError
-        Naming what is missing.
-    """
-    if not directory.is_dir():
-        raise ModelError(f"no model folder at {directory}")
-    missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
-    if not any(directory.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if missing:
-        raise ModelError(f"the model folder {directory} lacks {', '.join(missing)}")
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> PreTrainedModel:

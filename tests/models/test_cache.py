@@ -1,8 +1,12 @@
 """Built-in models are made once and are whole when they are there."""
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_rollart.models.cache import resolve
+from hpc_rollart.models.cache import find, resolve
+from hpc_rollart.models.folder import is_whole
 from hpc_rollart.models.load import ModelError, load_model, load_tokenizer
 from hpc_rollart.models.warmstart import WarmStartSettings
 
@@ -51,6 +56,66 @@ def test_a_model_is_built_once_and_then_found(root: Path) -> None:
     assert resolve(FakeModel(), [FakeTask()], lambda *p: seen.append(p[2])) == first
     assert not seen
     assert os.listdir(root) == [first.name]
+
+
+def test_what_is_not_cached_is_not_found_and_nothing_is_made(root: Path) -> None:
+    assert find(FakeModel(), [FakeTask()]) is None
+    assert not root.exists()
+    built = resolve(FakeModel(), [FakeTask()])
+    assert find(FakeModel(), [FakeTask()]) == built
+    assert find(FakeModel(max_context=65), [FakeTask()]) is None
+
+
+def test_what_cannot_be_looked_up_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert find(FakeModel(builtin="smollm2-135m-instruct"), []) is None
+
+
+def shorten(path: Path) -> None:
+    """Leave the first half of a file, as a copy that was broken off does."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, shorten])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_a_folder_that_lost_something_is_not_found_and_made_again(
+    name: str, damage: Callable[[Path], None], root: Path
+) -> None:
+    folder = resolve(FakeModel(), [FakeTask()])
+    damage(folder / name)
+    assert find(FakeModel(), [FakeTask()]) is None
+    assert resolve(FakeModel(), [FakeTask()]) == folder
+    assert os.listdir(root) == [folder.name]
+    load_tokenizer(folder)
+    load_model(folder, torch.float32)
+
+
+def test_a_folder_without_one_of_its_shards_is_not_whole() -> None:
+    folder = resolve(FakeModel(), [FakeTask()])
+    assert is_whole(folder)
+    weights = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weights))
+    assert not is_whole(folder)
+
+
+def test_a_model_is_looked_up_without_the_libraries_that_take_seconds() -> None:
+    script = (
+        "import sys\n"
+        "import hpc_rollart.launch.model\n"
+        "from hpc_rollart.config.load import load\n"
+        "from hpc_rollart.models.cache import find\n"
+        "config = load('conf/quickstart.yaml')\n"
+        "find(config.model, config.tasks)\n"
+        "loaded = {'torch', 'transformers', 'tokenizers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {loaded}' if loaded else 0)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_whatever_determines_the_model_is_in_its_name() -> None:

@@ -70,6 +70,8 @@ bench: $(STAMP) $(RAY_STAMP) ## run the benchmarks, each against a named peer
 	$(BIN)/python benchmarks/mailbox.py --ray-python $(RAY)/bin/python
 	echo "== benchmarks/engine.py"
 	$(BIN)/python benchmarks/engine.py
+	echo "== benchmarks/submission.py (on make testbed-up)"
+	$(BIN)/python benchmarks/submission.py || test $$? = 2
 
 $(RAY_STAMP):
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)

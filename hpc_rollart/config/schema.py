@@ -54,7 +54,7 @@ class Run(Section):
     steps: Count
     """Training steps; each consumes one batch and publishes one weight version."""
     time_budget: Seconds | None = None
-    """Stop cleanly this long after the ranks are at work, in seconds or as `90s`, `12h`; null: no limit."""
+    """Stop cleanly after this much time at work, over all attempts, such as `90s`, `12h`; null: no limit."""
 
     @field_validator("dir")
     @classmethod

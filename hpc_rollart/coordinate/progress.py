@@ -56,10 +56,15 @@ class Progress:
         self.by_task = [TaskProgress(name) for name in self.tasks]
         self._first_version = self.step
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds at work so far, those of earlier attempts included."""
+        return time.time() - self.t_start
+
     def state(self) -> dict[str, Any]:
         """What a later attempt needs to count on from here, as JSON-able data."""
         return {
-            "elapsed_s": time.time() - self.t_start,
+            "elapsed_s": self.elapsed_s,
             "tasks": [[task.finished, task.failed, task.reward] for task in self.by_task],
         }
 

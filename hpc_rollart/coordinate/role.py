@@ -363,7 +363,6 @@ class Coordinator:
 
     async def _watch(self) -> None:
         """Keep the status file fresh, wake the ledger when something falls due, and notice a stall."""
-        started = time.monotonic()
         budget = self.config.run.time_budget
         self.pump()
         while not self.end.is_set():
@@ -377,7 +376,7 @@ class Coordinator:
                     self.context.world.rank,
                     f"nothing progressed for {limit_s:g} s (launch.stall_deadline_s): {waiting}",
                 )
-            elif budget and time.monotonic() - started > budget:
+            elif budget and self.progress.elapsed_s > budget:
                 steps = f"{self.progress.step} of {self.config.run.steps} steps"
                 self.note = f"run.time_budget was used up after {steps}"
                 self.finish("done")

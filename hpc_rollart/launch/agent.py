@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 NODES_VARIABLE = "ROLLART_NODES"
+# Where the cluster is; all else that Slurm puts into an environment is about one job or step.
+KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 # What shows GPUs to a process. srun would pass on those of this node; the step gets its own from Slurm.
 GPU_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -17,19 +19,19 @@ GPU_VARIABLES = (
 )  # fmt: skip
 
 
-def step_command(nodes: dict[str, object], group: int, host: str, cpus: int) -> list[str]:
+def step_command(job_id: str, group: int, host: str, cpus: int, name: str) -> list[str]:
     """Return the srun command that runs something once on `host` with all that the component has there.
 
     Parameters
     ----------
-    nodes
-        Content of the nodes file.
-    group
-        Het group, or -1 in a job that is not heterogeneous.
+    job_id, group
+        The job, and the het group in it, or -1 in a job that is not heterogeneous.
     cpus
         Cores of the component on the node; since Slurm 22.05 srun no longer takes them from the job.
+    name
+        What squeue calls the step.
     """
-    line = ["srun", f"--jobid={nodes['job_id']}"]
+    line = ["srun", f"--jobid={job_id}", f"--job-name={name}"]
     if group >= 0:
         line.append(f"--het-group={group}")
     line += [f"--nodelist={host}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={cpus}"]
@@ -43,7 +45,7 @@ def step_environment(base: dict[str, str], job_id: str) -> dict[str, str]:
     keep = {
         name: value
         for name, value in base.items()
-        if name not in GPU_VARIABLES and (name == "SLURM_CONF" or not name.startswith("SLURM_"))
+        if name not in GPU_VARIABLES and (name in KEPT or not name.startswith("SLURM_"))
     }
     return keep | {"SLURM_JOB_ID": job_id}
 
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> None:
         place = nodes["hosts"][host]
     except KeyError:
         sys.exit(f"{host} is no node of job {nodes['job_id']}")
-    line = step_command(nodes, place["group"], host, place["cpus"])
+    line = step_command(nodes["job_id"], place["group"], host, place["cpus"], nodes["name"])
     line += [*nodes["python"], "-m", "hpc_rollart.launch.node"]
     line += [nodes["scratch"], nodes["name"], *command]
     environment = step_environment(dict(os.environ), nodes["job_id"])

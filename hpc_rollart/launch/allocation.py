@@ -99,6 +99,10 @@ class Allocation:
                 found.setdefault(host, []).append(group.component)
         return {host: names for host, names in found.items() if len(names) > 1}
 
+    def only(self, hosts: Sequence[str]) -> "Allocation":
+        """Return the allocation reduced to some nodes."""
+        return self.without([host for host in self.hosts if host not in hosts])
+
     def without(self, lost: Sequence[str]) -> "Allocation":
         """Return the allocation as it is when some nodes are gone."""
         groups = [

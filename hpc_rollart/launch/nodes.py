@@ -119,7 +119,7 @@ def _ask(
         line, env = probe, dict(os.environ)  # this node; its GPUs are in this process's environment
     else:
         cpus = part.cpus_per_rank * part.ranks_per_node
-        line = [*agent.step_command({"job_id": job_id}, group.index, host, cpus), *probe]
+        line = [*agent.step_command(job_id, group.index, host, cpus, "nodecheck"), *probe]
         env = agent.step_environment(without_foreign(os.environ), job_id)
     before = time.time()
     with subprocess.Popen(
@@ -136,8 +136,8 @@ def _ask(
             return NodeReport(host, group.component, False, f"no answer within {deadline_s:g} s")
     after = time.time()
     try:
-        facts = json.loads(out)
-    except ValueError:
+        facts = json.loads(out.splitlines()[-1])  # the site's prolog may have printed something before
+    except (ValueError, IndexError):
         said = " ".join(errors.split())[-300:] or f"srun ended with code {process.returncode}"
         return NodeReport(host, group.component, False, said)
     skew = max(facts["t"] - after, 0.0) - max(before - facts["t"], 0.0)

@@ -12,9 +12,9 @@ MARKER = "ROLLART_RUN_ID"
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent() -> None:
-    """Between fork and exec: have the kernel send SIGTERM when the parent dies, even of SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent dies, even of SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def of_run(run_id: str) -> list[psutil.Process]:

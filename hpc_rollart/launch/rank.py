@@ -5,7 +5,6 @@ Started by the launcher as ``python -m hpc_rollart.launch.rank RUN_DIR ATTEMPT``
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -26,13 +25,13 @@ from hpc_rollart.fabric.mailbox import Mailbox
 from hpc_rollart.fabric.world import ComponentSpec, open_world
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR, show_own_gpus
+from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.messages import AnyMessage, Fatal, Stop
 from hpc_rollart.observe.timeline import Timeline
 from hpc_rollart.rank import RankContext, record_failure
 
 # A rank that failed waits this long for the coordinator's `Stop`, so that the others end in good order.
 _STOP_WAIT_S = 20.0
-_PR_SET_PDEATHSIG = 1
 # Slurm sends these to every process of a job step: at `scancel`, before the time limit, at preemption.
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -74,7 +73,7 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     attempt = Attempt.read(run_dir, int(argv[1]))
     # A rank must not outlive the launcher that would end it.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     signals = StopSignals()
     config = attempt.effective(load_resolved(run_dir))
     manifest = json.loads((run_dir / "manifest.json").read_text())

@@ -22,7 +22,7 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 @contextlib.contextmanager
 def watching(job_id: str, group: int, host: str, python: str) -> Iterator[None]:
     """Have a sentinel on this node for as long as the context is open."""
-    line = [*step_command({"job_id": job_id}, group, host, 1), python]
+    line = [*step_command(job_id, group, host, 1, "sentinel"), python]
     line += ["-m", "hpc_rollart.launch.sentinel", str(os.getpid())]
     environment = step_environment(dict(os.environ), job_id)
     with subprocess.Popen(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _SEIZE, _INTERRUPT, _DETACH, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 17, 0x420A, 0x420B
 _WALL = 0x40000000  # wait for threads too
+_STOP_S = 5.0
 _MASK_BYTES = 8
 _POLL_S = 0.05
 
@@ -77,7 +78,8 @@ def _block(thread: int, mask: int) -> bool:
     try:
         if _libc.ptrace(_INTERRUPT, thread, None, None):
             return False
-        os.waitpid(thread, _WALL)
+        if not _stopped(thread):
+            return False
         now = ctypes.c_uint64(0)
         if _libc.ptrace(_GETSIGMASK, thread, _MASK_BYTES, ctypes.addressof(now)):
             return False
@@ -85,3 +87,16 @@ def _block(thread: int, mask: int) -> bool:
         return not _libc.ptrace(_SETSIGMASK, thread, _MASK_BYTES, ctypes.addressof(now))
     finally:
         _libc.ptrace(_DETACH, thread, None, None)
+
+
+def _stopped(thread: int) -> bool:
+    """Wait until a thread that was interrupted stands still; one that ends instead is left to its parent."""
+    end = time.monotonic() + _STOP_S
+    while time.monotonic() < end:
+        try:
+            if os.waitid(os.P_PID, thread, os.WSTOPPED | os.WNOHANG | _WALL):
+                return True
+        except ChildProcessError:
+            return False
+        time.sleep(0.001)
+    return False

@@ -50,7 +50,7 @@ class SlurmLauncher(abc.ABC):
         self.scratch = scratch_base(cluster)
         self._config, self._cluster, self._allocation = config, cluster, allocation
         self._run, self._attempt = run, attempt
-        self._steps_before = set(steps(allocation.job_id))
+        self._name = scratch.name_for(run.run_id, attempt.number)
 
     @abc.abstractmethod
     def command(self, config: RunConfig, rank_command: list[str]) -> list[str]:
@@ -75,14 +75,14 @@ class SlurmLauncher(abc.ABC):
     def end(self) -> None:
         """End the steps of this world that are still there, and wait until they are gone."""
         for look in range(_END_LOOKS):
-            left = sorted(set(steps(self._allocation.job_id)) - self._steps_before)
-            if not left:
+            left = steps(self._allocation.job_id, self._name)
+            if left == []:
                 return
-            if look:
+            if look and left:
                 with contextlib.suppress(SlurmError):
                     sitecommands.run(["scancel", "--signal=KILL", *left])
             time.sleep(POLL_S)
-        print(f"steps {', '.join(left)} do not end; Slurm ends them with the job", flush=True)
+        print(f"steps {', '.join(left or ['?'])} do not end; Slurm ends them with the job", flush=True)
 
     def _interface(self) -> str | None:
         names = {
@@ -135,7 +135,7 @@ class MpirunLauncher(SlurmLauncher):
             "job_id": self._allocation.job_id,
             "python": self._python(),
             "scratch": str(self.scratch),
-            "name": scratch.name_for(self._run.run_id, self._attempt.number),
+            "name": self._name,
             "hosts": places,
         }
         write_json(self._nodes_file, nodes)
@@ -193,6 +193,7 @@ class SrunLauncher(SlurmLauncher):
             line += [":"] if index else []
             line += [f"--het-group={group.index}"] if group.index >= 0 else []
             line += [
+                f"--job-name={self._name}",
                 f"--mpi={self._cluster.pmix}",
                 f"--nodelist={','.join(group.hosts)}",
                 f"--nodes={len(group.hosts)}",
@@ -283,18 +284,14 @@ def scratch_base(cluster: Cluster) -> Path:
     return path
 
 
-def _here() -> str:
-    return os.uname().nodename
-
-
-def steps(job_id: str) -> list[str]:
-    """Return the ids of the steps of a job that srun started and that are still there."""
+def steps(job_id: str, name: str) -> list[str] | None:
+    """Return the ids of the steps of that name that are still there; None if Slurm does not say."""
+    line = ["squeue", "--noheader", "--steps", "--jobs", job_id, "--format=%i %j"]
     try:
-        text = sitecommands.run(["squeue", "--noheader", "--steps", "--jobs", job_id, "--format=%i"])
+        found = [row.split(maxsplit=1) for row in sitecommands.run(line).splitlines()]
     except SlurmError:
-        return []
-    found = text.split()
-    return [step for step in found if step.rpartition(".")[2].isdecimal()]
+        return None
+    return sorted(row[0] for row in found if row[1:] == [name])
 
 
 def _interfaces(interface: str | None) -> Mapping[str, str]:

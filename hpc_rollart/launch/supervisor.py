@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ from hpc_rollart.launch.world import Outcome, World
 
 EVENTS_FILE = "events.jsonl"
 _POLL_S = 0.25
+_RECORD_S = 60.0
 _ASK_END_EVERY_S = 60.0
 _BACKOFF_MAX_S = 60.0
 # The first time a node may have to read Python from a busy file system; later a node that is well is quick.
@@ -68,8 +70,15 @@ class Supervise:
                 end = supervisor.run()
             except UserError as error:
                 end = supervisor.give_up(str(error))
+            except Exception as error:
+                traceback.print_exc()
+                end = supervisor.give_up(f"the supervisor failed: {type(error).__name__}: {error}")
         if end.requeue and callable(requeue):
-            requeue(number, None)  # exits
+            try:
+                requeue(number, None)  # exits
+            except Exception as error:
+                supervisor.say("not requeued", message=f"{error}; go on with hpc-rollart resubmit")
+                sys.exit(3)
         if end.state == "failed":
             sys.exit(3)
         return end.state
@@ -114,6 +123,7 @@ class Supervisor:
     lost: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _checked: bool = False
+    _unfit: bool = False
     _end_time: float | None = None
     _end_asked: float = float("-inf")
 
@@ -130,6 +140,9 @@ class Supervisor:
         manifest = json.loads((self.run_dir / "manifest.json").read_text(encoding="utf-8"))
         run = RunDir(self.run_dir, manifest["run_id"])
         self.allocation = Allocation.of_this_job(self.config)
+        self._refuse_another_job()
+        if idle := self._idle_jobs():
+            return self.give_up(idle)
         self._note_job()
         first = self.allocation.groups[0]
         python = self.cluster.python or sys.executable
@@ -142,18 +155,21 @@ class Supervisor:
         while True:
             nodes_left = self._nodes_left()
             if missing := self._component_without_nodes(nodes_left):
-                return self._leave("failed", missing)
+                # Nodes that answer and are not as promised will be so in the next job too.
+                return self.give_up(missing) if self._unfit else self._leave("failed", missing)
             if not has_model:
                 ensure_model(self.config, self.run_dir, Console(no_color=True))
                 has_model = True
             attempt = next_attempt(self.run_dir, self.config, self._shrunk(nodes_left))
             outcome = self._attempt(run, attempt, nodes_left)
             if outcome.state == "done":
-                self._say("done", attempt=attempt.number)
+                self.say("done", attempt=attempt.number)
                 return End("done")
             if outcome.state == "interrupted":
                 return self._leave("interrupted", outcome.message)
-            self._say("attempt failed", attempt=attempt.number, message=outcome.message)
+            self.say("attempt failed", attempt=attempt.number, message=outcome.message)
+            if reason := self._reason_to_stop():  # what failed is the stop in good order
+                return self._leave("interrupted", reason)
             reopen_status(self.run_dir, f"attempt {attempt.number} failed: {outcome.message.splitlines()[0]}")
             after = next_attempt(self.run_dir, self.config)
             failures = 1 if after.step > attempt.step else failures + 1
@@ -170,15 +186,15 @@ class Supervisor:
     # --- one attempt -------------------------------------------------------------------------------
 
     def _attempt(self, run: RunDir, attempt: Attempt, allocation: Allocation) -> Outcome:
-        """Run one world to its end; a stop is passed on to it once, and again to end it at once."""
+        """Run one world to its end; the first reason to stop is passed on to the ranks."""
         config = attempt.effective(self.config)
-        self._say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
+        self.say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
         stopped, looked = "", False
         launcher = make_launcher(config, self.cluster, allocation, run, attempt)
         with World(self.config, run, attempt, launcher) as world:
             while (outcome := world.poll()) is None:
                 if not stopped and (stopped := self._reason_to_stop()):
-                    self._say("stopping", attempt=attempt.number, message=stopped)
+                    self.say("stopping", attempt=attempt.number, message=stopped)
                     world.stop()
                 if world.failing and not looked:
                     # At once: a lost node must be out of the job before Slurm takes it for down.
@@ -216,17 +232,23 @@ class Supervisor:
         deadline_s = _CHECK_AGAIN_S if self._checked else _CHECK_FIRST_S
         reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir, deadline_s=deadline_s)
         self._checked = True
+        if silent := [r.host for r in reports if not r.answered and r.host not in self.lost]:
+            # Asked once more, as what is given back is gone: a file system may have stood still for a moment.
+            again = check_nodes(self.config, self.cluster, self.allocation.only(silent), self.run_dir)
+            second = {report.host: report for report in again}
+            reports = [second.get(report.host, report) for report in reports]
+        self._unfit = any(report.answered and report.problem for report in reports)
         for report in reports:
             if not report.usable and report.host not in self.lost:
-                self._say("node lost", host=report.host, message=report.problem)
+                self.say("node lost", host=report.host, message=report.problem)
         for finding in short_checks([r for r in reports if r.answered], self.config, self.cluster):
             if finding not in self.findings:
                 self.findings.append(finding)
-                self._say(finding.check, where=finding.where, message=finding.text, mend=finding.mend)
+                self.say(finding.check, where=finding.where, message=finding.text, mend=finding.mend)
         before, self.lost = self.lost, {r.host: r.problem for r in reports if not r.usable}
         left = self.allocation.without(list(self.lost))
         for group, rest in zip(self.allocation.groups, left.groups, strict=True):
-            gone = [host for host in group.hosts if host not in rest.hosts]
+            gone = [r.host for r in reports if r.host in group.hosts and not r.answered]
             if rest.hosts and any(host not in before for host in gone):
                 self._give_back(group, rest.hosts)
         return left
@@ -235,7 +257,7 @@ class Supervisor:
         try:
             give_back(group, left, jobs.folder(self.run_dir))
         except SlurmError as error:
-            self._say("lost nodes stay in the job, and Slurm may end it for them", message=str(error))
+            self.say("lost nodes stay in the job, and Slurm may end it for them", message=str(error))
 
     def _component_without_nodes(self, left: Allocation) -> str:
         """Return what keeps an attempt from starting on the nodes left, or nothing."""
@@ -268,10 +290,10 @@ class Supervisor:
         if problem and state == "failed":
             return self.give_up(f"{message}; {problem}")
         if problem:
-            self._say("ends", message=problem)
+            self.say("ends", message=problem)
             close_status(self.run_dir, "interrupted", message)
             return End("interrupted", problem)
-        self._say("requeued", message=message)
+        self.say("requeued", message=message)
         return End("interrupted", message, requeue=True)
 
     def _no_requeue(self) -> str:
@@ -294,7 +316,7 @@ class Supervisor:
 
     def give_up(self, message: str) -> End:
         """Put on record that the run has failed."""
-        self._say("failed", message=message)
+        self.say("failed", message=message)
         close_status(self.run_dir, "failed", message)
         return End("failed", message)
 
@@ -303,24 +325,69 @@ class Supervisor:
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; False if the job is asked to stop meanwhile."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if self._reason_to_stop():
-                return False
+        while not self._reason_to_stop():
+            if time.monotonic() >= until:
+                return True
             time.sleep(_POLL_S)
-        return True
+        return False
+
+    def _refuse_another_job(self) -> None:
+        """Refuse to run if another job was submitted for the run since: two would write the same files.
+
+        Raises
+        ------
+        UserError
+            The newest record in jobs.jsonl is not this job, even a while after it began.
+        """
+        end = time.monotonic() + _RECORD_S  # it is written when sbatch has answered
+        while (records := jobs.records(self.run_dir)) and time.monotonic() < end:
+            if str(records[-1].job) == self.allocation.job_id:
+                return
+            time.sleep(1.0)
+        if records:
+            raise UserError(
+                f"job {self.allocation.job_id} is not the run's newest, which is {records[-1].job}; "
+                "it does nothing"
+            )
+
+    def _idle_jobs(self) -> str:
+        """Return that the jobs before this one got nothing done, if that was so too often."""
+        step = next_attempt(self.run_dir, self.config).step
+        before = [event["step"] for event in self._events() if event["event"] == "job starts"]
+        idle = 0
+        for earlier in reversed(before):
+            if earlier != step:
+                break
+            idle += 1
+        limit = self.config.launch.restart.attempts
+        if idle <= limit or not self.allocation.restarts:
+            return ""
+        return (
+            f"{idle} jobs in a row began at step {step} and got no checkpoint further "
+            f"(launch.restart.attempts: {limit}); give them more time, or look at their logs"
+        )
+
+    def _events(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "slurm" / EVENTS_FILE
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
 
     def _note_job(self) -> None:
         job = {"job_id": self.allocation.job_id, "cluster": os.environ.get("SLURM_CLUSTER_NAME")}
         amend_manifest(self.run_dir, slurm=job)
         groups = {group.component: list(group.hosts) for group in self.allocation.groups}
-        self._say("job starts", restarts=self.allocation.restarts, nodes=groups)
+        step = next_attempt(self.run_dir, self.config).step
+        self.say("job starts", restarts=self.allocation.restarts, step=step, nodes=groups)
 
-    def _say(self, what: str, **more: Any) -> None:
+    def say(self, what: str, **more: Any) -> None:
         """Print an event for the batch log and keep it in RUN/slurm/events.jsonl."""
         job = os.environ.get("SLURM_JOB_ID", "")
         line = json.dumps({"t": time.time(), "job": job, "event": what, **more})
-        with open(self.run_dir / "slurm" / EVENTS_FILE, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            with open(self.run_dir / "slurm" / EVENTS_FILE, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:  # a full disk must not end a run that may still save itself
+            print(f"cannot write {EVENTS_FILE}: {error.strerror}", flush=True)
         details = "".join(f", {name} {_plain(value)}" for name, value in more.items())
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}{details}", flush=True)
 

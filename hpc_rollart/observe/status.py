@@ -1,5 +1,6 @@
 """The run's present state in one small file, replaced whole, for whoever looks at it."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -39,6 +40,10 @@ def read_status(run_dir: Path) -> dict[str, Any] | None:
         status: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno in (errno.ESTALE, errno.EIO):  # NFS, while another node replaces it: no news
+            return None
+        raise
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); remove it to read on") from None
     return status

@@ -1,5 +1,6 @@
 """Reads a run's shards and batch logs, live or finished, as NumPy structured arrays."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,11 +242,19 @@ class RunData:
         rows["pool"][served] = _translation(shard.codes["pool"], self.pools)[rows["pool"][served]]
         return rows
 
+    def _first_step(self, attempt: int, rows: NDArray[Any]) -> int | None:
+        """The step that an attempt began with: from the record of its start, or else from its own log."""
+        try:
+            record = json.loads((self.path / "logs" / str(attempt) / "attempt.json").read_text())
+            return int(record["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return int(rows["step"].min()) if len(rows) else None
+
     def _read_batches(self) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[Any]]:
         """Rows that count, the attempt of each, and rows that a later attempt took back.
 
-        An attempt begins at a checkpoint and does every step from there on. So the first step in its log, if
-        there is one, says which steps of earlier attempts count no more.
+        An attempt begins at a checkpoint and does every step from there on, so the step that it began with
+        says which steps of earlier attempts count no more.
         """
         kept = [(np.empty(0, CONSUMED), np.empty(0, np.int64))]
         taken_back = [np.empty(0, CONSUMED)]
@@ -260,8 +269,8 @@ class RunData:
             counts = rows["step"] < redone_from
             kept.append((rows[counts], np.full(int(counts.sum()), attempt)))
             taken_back.append(rows[~counts])
-            if len(rows):
-                redone_from = min(redone_from, int(rows["step"].min()))
+            if (first := self._first_step(attempt, rows)) is not None:
+                redone_from = min(redone_from, first)
         consumed, by = (np.concatenate(columns[::-1]) for columns in zip(*kept, strict=True))
         return consumed, by, np.concatenate(taken_back[::-1])
 

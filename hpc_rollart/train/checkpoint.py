@@ -68,7 +68,7 @@ def remove_old(directory: Path, keep: int) -> None:
     """
     for left in directory.glob(".step-*.old"):  # a removal that was killed
         shutil.rmtree(left, ignore_errors=True)
-    for folder in sorted(directory.glob("step-*"))[:-keep]:
+    for folder in sorted(directory.glob("step-*"), key=lambda path: int(path.name[5:]))[:-keep]:
         aside = directory / f".{folder.name}.old"
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)

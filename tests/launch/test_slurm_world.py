@@ -12,7 +12,7 @@ import pytest
 from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.errors import LaunchError, RunFailed
-from hpc_rollart.launch import agent, shield, slurm_world
+from hpc_rollart.launch import agent, shield
 from hpc_rollart.launch.allocation import Allocation, Group
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.gpus import show_own_gpus
@@ -30,7 +30,6 @@ def allocation(*hosts: tuple[str, ...]) -> Allocation:
 
 
 def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Allocation) -> MpirunLauncher:
-    monkeypatch.setattr(slurm_world, "steps", lambda _: [])
     attempt = Attempt(0)
     attempt.write(tmp_path)
     return MpirunLauncher(

@@ -52,7 +52,7 @@ def small_config(model: str) -> dict[str, Any]:
             "generate": {"role": "generator", "nodes": 2, "gpus_per_rank": 1},
             "env": {"role": "env", "ranks_per_node": 2, "slots": 16},
         },
-        "checkpoint": {"every_steps": 2},
+        "checkpoint": {"every_steps": 5},
         "launch": {"stop_lead_s": 60, "restart": {"backoff_s": 1}},
     }  # fmt: skip
 
@@ -106,10 +106,26 @@ class Job:
             f"{count} steps in attempt {attempt}",
         )
 
+    def wait_failed(self) -> str:
+        """Wait until the run has failed, and return why."""
+        end = time.monotonic() + 240
+        while not self.events("failed"):
+            assert time.monotonic() < end, f"the run does not fail: {self.status()}\n{self.log()}"
+            time.sleep(0.2)
+        self.wait_gone()
+        return str(self.events("failed")[0]["message"])
+
+    def wait_gone(self) -> None:
+        """Wait until Slurm has let go of the job."""
+        end = time.monotonic() + 60
+        while self.testbed.run("squeue", "-h", "-j", self.id).stdout:
+            assert time.monotonic() < end, f"job {self.id} does not end\n{self.log()}"
+            time.sleep(0.5)
+
     def finish(self, deadline_s: float = 300) -> None:
         """Wait until the run is done and its job gone."""
         self.wait(lambda: self.status().get("state") == "done", "the run's end", deadline_s)
-        self.wait(lambda: not self.testbed.run("squeue", "-h", "-j", self.id).stdout, "the job's end", 60)
+        self.wait_gone()
 
 
 def submit(testbed: Testbed, conf: Path, run: Path, *options: str) -> Job:

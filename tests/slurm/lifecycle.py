@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.slurm.conftest import Testbed
 
 ROOT = Path(__file__).parents[2]
+# A checkout below /tmp is shown to the testbed's nodes, which the program cannot know.
+SHARED = ("--shared",) if Path("/tmp") in ROOT.parents else ()
 ROLLART = (sys.executable, "-m", "hpc_rollart")
 
 
@@ -131,7 +133,16 @@ class Job:
 def submit(testbed: Testbed, conf: Path, run: Path, *options: str) -> Job:
     """Submit a config to the testbed as a user does."""
     done = testbed.run(
-        *ROLLART, "submit", str(conf), "--cluster", "testbed", "--dir", str(run), *options, timeout=120
+        *ROLLART,
+        "submit",
+        str(conf),
+        "--cluster",
+        "testbed",
+        "--dir",
+        str(run),
+        *SHARED,
+        *options,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     line = json.loads((run / "slurm" / "jobs.jsonl").read_text().splitlines()[-1])

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from hpc_rollart.config import explain
-from hpc_rollart.config.load import ConfigError, _apply, _locator, _read
+from hpc_rollart.config.load import ConfigError, check_document
 from hpc_rollart.config.problem import Problem
 from hpc_rollart.config.schema import Count, Name, Seconds, Section
 
@@ -65,11 +65,18 @@ def _variable(value: str) -> str:
     return value
 
 
+def _scratch(value: str) -> str:
+    if not re.fullmatch(r"(\$[A-Za-z_][A-Za-z0-9_]*)?(/[^\x00-\x1f]*)?", value) or not value:
+        raise ValueError("expected an absolute path such as /tmp, or a variable without braces: $TMPDIR/x")
+    return value
+
+
 Word = Annotated[str, AfterValidator(_word), Field(max_length=200)]
 Constraint = Annotated[str, AfterValidator(_constraint), Field(max_length=200)]
 Account = Annotated[str, AfterValidator(_account), Field(max_length=200)]
 Gres = Annotated[str, AfterValidator(_gres), Field(max_length=200)]
 Option = Annotated[str | bool | int, BeforeValidator(_option)]
+Scratch = Annotated[str, AfterValidator(_scratch)]
 VariableName = Annotated[str, AfterValidator(_variable)]
 
 # Options that other keys, or the run itself, decide.
@@ -193,7 +200,8 @@ class Cluster(Section):
     modules: list[Word] = []
     """Modules to load first, in order; `module purge` comes before them."""
     setup: list[str] = []
-    """Shell lines that the batch script runs before anything else, word for word as they stand here."""
+    """Shell lines that the batch script runs once the modules are loaded, word for word as they stand
+    here."""
     environment: dict[VariableName, str] = {}
     """Variables for every rank."""
     python: str | None = None
@@ -202,8 +210,9 @@ class Cluster(Section):
     """Image in which the ranks run; null: none."""
     gpu_vendor: Literal["nvidia", "amd"] = "nvidia"
     """Whose GPUs these are: decides which variable shows them to a rank."""
-    scratch: str = "/tmp"
-    """Node-local directory, for sockets, caches and temporary files; `$NAME` at its start is a variable."""
+    scratch: Scratch = "/tmp"
+    """Node-local directory, for sockets, caches and temporary files: an absolute path, or `$NAME` or
+    `$NAME/...` with a variable of the nodes."""
     interface: Word | None = None
     """Network interface between the nodes for MPI and NCCL, its full name as `ip -br addr` shows it; null:
     they choose."""
@@ -229,23 +238,9 @@ def load_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
     """
     path = find_cluster(name)
     try:
-        return _checked(path, overrides)
+        return check_document(path, overrides, Cluster, explained=_explained, across=_across_keys)
     except ConfigError as error:
         raise ConfigError([_of_a_cluster(line) for line in error.lines]) from None
-
-
-def _checked(path: Path, overrides: Sequence[str]) -> Cluster:
-    document = _read(path)
-    data, applied = _apply(document.data, overrides)
-    where = _locator(str(path), document, applied, data)
-    try:
-        cluster = Cluster.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError([where(problem) for problem in _explained(error, data)]) from None
-    problems = _across_keys(cluster)
-    if problems:
-        raise ConfigError([where(problem) for problem in problems])
-    return cluster
 
 
 def _of_a_cluster(line: str) -> str:

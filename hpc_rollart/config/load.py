@@ -44,15 +44,12 @@ def load(path: str | FilePath, overrides: Sequence[str] = (), *, here: bool = Tr
     ConfigError
         The file cannot be read, or the run could not start on this machine; one line per problem.
     """
-    document = _read(FilePath(path))
-    data, applied = _apply(document.data, overrides)
-    where = _locator(str(path), document, applied, data)
-    config = _validate(data, where, RunConfig)
-    found = checks.across_keys(config)
-    found = found or (checks.on_this_machine(config) if here else checks.on_a_cluster(config))
-    if found:
-        raise ConfigError([where(problem) for problem in found])
-    return config
+
+    def across(config: RunConfig) -> list[Problem]:
+        found = checks.across_keys(config)
+        return found or (checks.on_this_machine(config) if here else checks.on_a_cluster(config))
+
+    return check_document(path, overrides, RunConfig, across=across)
 
 
 def load_resolved(run_dir: str | FilePath) -> RunConfig:
@@ -68,11 +65,39 @@ def load_resolved(run_dir: str | FilePath) -> RunConfig:
     return _validate(document.data, _locator(str(path), document, [], document.data), RunConfig)
 
 
-def check_document(path: FilePath, overrides: Sequence[str], model: type[Parsed]) -> Parsed:
-    """Read, override and validate a file of another kind than a run's; raises `ConfigError` as `load`."""
-    document = _read(path)
+def check_document(
+    path: str | FilePath,
+    overrides: Sequence[str],
+    model: type[Parsed],
+    *,
+    explained: Callable[[ValidationError, Any], list[Problem]] = explain.problems,
+    across: Callable[[Parsed], list[Problem]] | None = None,
+) -> Parsed:
+    """Read, override and validate a file, a run's or another; nothing is checked beyond what is asked for.
+
+    Parameters
+    ----------
+    path, overrides
+        As `load`.
+    model
+        What the file says.
+    explained
+        Puts pydantic's error on the given data into words.
+    across
+        Checks what no single key tells, once the model is valid.
+
+    Raises
+    ------
+    ConfigError
+        As `load`.
+    """
+    document = _read(FilePath(path))
     data, applied = _apply(document.data, overrides)
-    return _validate(data, _locator(str(path), document, applied, data), model)
+    where = _locator(str(path), document, applied, data)
+    parsed = _validate(data, where, model, explained)
+    if across is not None and (problems := across(parsed)):
+        raise ConfigError([where(problem) for problem in problems])
+    return parsed
 
 
 def _read(path: FilePath) -> Document:
@@ -95,11 +120,16 @@ def _read(path: FilePath) -> Document:
     return document
 
 
-def _validate(data: Any, where: Callable[[Problem], str], model: type[Parsed]) -> Parsed:
+def _validate(
+    data: Any,
+    where: Callable[[Problem], str],
+    model: type[Parsed],
+    explained: Callable[[ValidationError, Any], list[Problem]] = explain.problems,
+) -> Parsed:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError([where(problem) for problem in explain.problems(error, data)]) from None
+        raise ConfigError([where(problem) for problem in explained(error, data)]) from None
 
 
 def _locator(file: str, document: Document, applied: list[_Override], data: Any) -> Callable[[Problem], str]:

@@ -1,11 +1,15 @@
 """The text of a batch script for one heterogeneous job, made to be read by the person whose job it is."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Option = str | int | bool
 Options = Mapping[str, Option]
+
+# sbatch takes these for something else in a path, and cannot be told not to in all versions.
+ODD = re.compile(r"[%'\"\\\x00-\x1f]")
 
 # What a shell that submits may have left in the job's environment. Slurm's own variables of this job stay.
 _CLEARED = ("SBATCH_", "SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "PMIX_", "PMI_", "PRTE_", "OMPI_")

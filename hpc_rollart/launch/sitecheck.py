@@ -11,12 +11,11 @@ import platformdirs
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.launch import sitecommands
+from hpc_rollart.launch.batch import ODD
 from hpc_rollart.launch.placement import Placement, seconds_of, slurm_time
 from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
 
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
-# sbatch takes these for something else in the name of a log, and cannot be told not to in all versions.
-_ODD = re.compile(r"[%'\"\\\x00-\x1f]")
 
 
 def paths(config: RunConfig, cluster: Cluster, run_dir: Path, *, shared: bool) -> list[str]:
@@ -28,7 +27,7 @@ def paths(config: RunConfig, cluster: Cluster, run_dir: Path, *, shared: bool) -
         Whether the user says that all nodes see the paths, whatever they look like.
     """
     lines = []
-    if odd := _ODD.search(str(run_dir)):
+    if odd := ODD.search(str(run_dir)):
         lines.append(f"run.dir: {run_dir} has {odd.group()!r} in it, which sbatch cannot write a log to")
     if not shared:
         local = _local(cluster)
@@ -47,9 +46,9 @@ def _local(cluster: Cluster) -> list[Path]:
     """Return the directories that each node has of its own."""
     scratch = cluster.scratch
     if scratch.startswith("$"):
-        name, _, rest = scratch.lstrip("$").partition("/")
-        value = os.environ.get(name.strip("{}"), "")
-        scratch = os.path.join(value, rest) if value else ""
+        name, slash, rest = scratch[1:].partition("/")
+        value = os.environ.get(name, "")
+        scratch = f"{value}{slash}{rest}" if value else ""
     return [Path(text) for text in dict.fromkeys((*_NODE_LOCAL, scratch)) if text.startswith("/")]
 
 

@@ -358,6 +358,19 @@ def test_features_of_a_constraint_may_be_joined(file: Path, constraint: str) -> 
     assert cluster.partitions["gpu"].constraint == constraint
 
 
+@pytest.mark.parametrize("scratch", ["/tmp", "/local/my jobs", "$TMPDIR", "$TMPDIR/x/y"])
+def test_scratch_is_an_absolute_path_or_begins_with_a_variable(file: Path, scratch: str) -> None:
+    assert load_cluster(str(file), [f"scratch={scratch}"]).scratch == scratch
+
+
+@pytest.mark.parametrize(
+    "scratch", ["tmp", "", "~/tmp", "${TMPDIR}", "${TMPDIR}/x", "$", "$1/x", "$TMP-x", "x$TMP"]
+)
+def test_scratch_of_another_form_is_refused_with_the_mend(file: Path, scratch: str) -> None:
+    (line,) = lines(file, f"scratch='{scratch}'")
+    assert "expected an absolute path such as /tmp, or a variable without braces: $TMPDIR/x, not " in line
+
+
 # --- overrides ---------------------------------------------------------------------------------------
 
 

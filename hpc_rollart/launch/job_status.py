@@ -113,7 +113,7 @@ class Watcher:
         submitted = jobs.records(self._dir)
         record = submitted[-1] if submitted else None
         state, requeues, trouble = self._ask(record)
-        event = _last_event(self._dir)
+        event = _last_event(self._dir, record.job if record else None)
         verdict, text = judge(self._view, state, event, submitted=record is not None, trouble=trouble)
         if verdict == "failed" and jobs.is_cancelled(self._dir) and self._view.state != "failed":
             verdict, text = "stopped", "cancelled"
@@ -220,11 +220,16 @@ def _components(record: JobRecord | None, state: JobState | None) -> list[PartSt
     return out
 
 
-def _last_event(run_dir: Path) -> dict[str, Any] | None:
-    """Return what the supervisor last wrote down, or None; a line that is half written is left for later."""
+def _last_event(run_dir: Path, job: int | None) -> dict[str, Any] | None:
+    """Return what the job's supervisor last wrote down, or None; a half-written line is left for later.
+
+    After a resubmission the last line may be the job's before, which says nothing of the present one.
+    """
     try:
         lines = (jobs.folder(run_dir) / "events.jsonl").read_text(encoding="utf-8").splitlines()
         found: dict[str, Any] = json.loads(lines[-1])
+        if job is not None and str(found["job"]) != str(job):
+            return None
         return {
             "t": float(found["t"]),
             "event": str(found["event"]),

@@ -264,13 +264,22 @@ def test_supervisor_that_stops_says_more_than_ranks_that_have_ended(tmp_path: Pa
     run = sent(tmp_path).run_dir
     write_status(run, state="interrupted", step=1, steps=100)
     events = run / "slurm" / "events.jsonl"
-    events.write_text('{"t": 1.0, "event": "stopping", "message": "received SIGUSR2"}\n')
+    events.write_text('{"t": 1.0, "job": "4711", "event": "stopping", "message": "received SIGUSR2"}\n')
     status = status_of(run, squeue=RUNNING)
     assert (status.verdict, status.text) == ("stopping", "received SIGUSR2")
-    events.write_text(events.read_text() + '{"t": 2.0, "event": "job starts"}\n')
+    events.write_text(events.read_text() + '{"t": 2.0, "job": "4711", "event": "job starts"}\n')
     assert status_of(run, squeue=RUNNING).verdict == "starting"
     events.write_text(events.read_text() + '{"t": 3.0, "ev')
     assert status_of(run, squeue=RUNNING).event is None
+
+
+def test_what_the_job_before_did_says_nothing_of_the_present_one(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    write_status(run, state="interrupted", step=1, steps=100)
+    events = run / "slurm" / "events.jsonl"
+    events.write_text('{"t": 1.0, "job": "4700", "event": "ends", "message": "requeue: false"}\n')
+    status = status_of(run, squeue=RUNNING)
+    assert (status.verdict, status.text, status.event) == ("starting", "", None)
 
 
 def test_job_that_was_cancelled_before_it_said_anything_is_stopped_and_not_failed(tmp_path: Path) -> None:

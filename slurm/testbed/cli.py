@@ -47,7 +47,10 @@ def missing() -> str | None:
         # The plugins are no program, so they are named whenever Slurm is.
         packages += ["slurm-wlm-basic-plugins"] * ("slurmd" in packages)
         names = " ".join(sorted(set(packages)))
-        return f"the testbed needs root and Slurm: apt-get install --no-install-recommends {names}"
+        return (
+            f"the testbed needs root and Slurm: apt-get install --no-install-recommends {names} "
+            "(and libpmix-dev, for srun --mpi=pmix only)"
+        )
     if os.geteuid() != 0:
         return "the testbed needs root, for network namespaces; run it with sudo"
     allowed = subprocess.run(["unshare", "--mount", "--uts", "--net", "true"], capture_output=True, text=True)

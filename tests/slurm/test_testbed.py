@@ -297,7 +297,7 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     monkeypatch.setattr("shutil.which", lambda program, **_: None if "slurm" in program else program)
     assert cli.missing() == (
         "the testbed needs root and Slurm: apt-get install --no-install-recommends "
-        "slurm-wlm-basic-plugins slurmctld slurmd"
+        "slurm-wlm-basic-plugins slurmctld slurmd (and libpmix-dev, for srun --mpi=pmix only)"
     )
 
 

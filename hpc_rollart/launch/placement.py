@@ -54,15 +54,20 @@ class Placement:
         return HetComponent(f"{name}, {ranks}, {cores}{gpus}", self.options)
 
 
-def place(config: RunConfig, cluster: Cluster) -> list[Placement]:
+def place(config: RunConfig, cluster: Cluster, *, stops: bool = True) -> list[Placement]:
     """Return the places of all components, in rank order.
+
+    Parameters
+    ----------
+    stops
+        Whether the job stops by itself before its end, as a run does.
 
     Raises
     ------
     ConfigError
         The run does not fit the cluster; one line per problem, with key and mend.
     """
-    lines = list(_whole_job(config, cluster))
+    lines = list(_whole_job(config, cluster, stops=stops))
     placed: list[Placement] = []
     for name, part in config.components.items():
         where = f"components.{name}"
@@ -144,13 +149,14 @@ def dump(cluster: Cluster) -> str:
 # --- what does not fit -------------------------------------------------------------------------------
 
 
-def _whole_job(config: RunConfig, cluster: Cluster) -> Iterator[str]:
+def _whole_job(config: RunConfig, cluster: Cluster, *, stops: bool) -> Iterator[str]:
     if len(config.components) > 1 and not cluster.het:
         yield (
             f"cluster: this one takes no heterogeneous jobs (het: false), and the run has "
             f"{len(config.components)} components, each of which is one"
         )
-    if cluster.signal.request and config.launch.stop_lead_s >= cluster.time:
+    # With or without Slurm's signal: the supervisor goes by the job's end.
+    if stops and config.launch.stop_lead_s >= cluster.time:
         yield (
             f"launch.stop_lead_s: {config.launch.stop_lead_s:g} s before the end is no less than the whole "
             f"time limit of {cluster.time:g} s; ask for more with --time, or lower it"

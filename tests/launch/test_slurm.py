@@ -212,6 +212,7 @@ def test_account_that_is_no_word_is_refused(bad: str) -> None:
         ({"generate_compute": {"nodes": 9}}, {}, "components.generate-compute.nodes: 9, but a job may "),
         ({}, {"time": "2d"}, "components.trainer.partition: big runs jobs of at most 1-00:00:00"),
         ({}, {"time": "2m"}, "launch.stop_lead_s: 180 s before the end is no less than the whole "),
+        ({}, {"time": "2m", "signal": {"request": False}}, "launch.stop_lead_s: 180 s before the end is "),
         ({}, {"account_needed": True}, "cluster: the site refuses jobs without an account; "),
         ({}, {"het": False}, "cluster: this one takes no heterogeneous jobs (het: false), "),
     ],

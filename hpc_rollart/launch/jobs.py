@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -68,24 +69,43 @@ def record(run_dir: Path, job: JobRecord) -> None:
 
 @contextlib.contextmanager
 def alone(run_dir: Path) -> Iterator[None]:
-    """Keep others from submitting the same run meanwhile; raises `UserError` if somebody does already.
+    """Keep others from starting the same run meanwhile; raises `UserError` if somebody does already.
 
     A file that is made exclusively, since locks do not work on every parallel file system.
     """
     path = folder(run_dir) / "submitting"
+    mine = uuid.uuid4().hex
     try:
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                path.unlink(missing_ok=True)  # of a submission that was killed
-        path.touch(exist_ok=False)
+        path.parent.mkdir(exist_ok=True)
+        _remove_abandoned(path, aside=path.with_name(f".submitting.{mine}"))
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(mine)
     except FileExistsError:
         raise UserError(
-            f"{run_dir}: somebody else submits this run just now; see hpc-rollart status"
+            f"{run_dir}: somebody else submits or resumes this run just now; see hpc-rollart status"
         ) from None
+    except OSError as error:
+        raise UserError(f"{run_dir}: cannot be written: {error.strerror}") from None
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="utf-8") == mine:  # else it was taken for abandoned
+                path.unlink()
+            path.parent.rmdir()  # only if it is empty: a run of one machine has no use for it
+
+
+def _remove_abandoned(path: Path, aside: Path) -> None:
+    """Remove the file of one who was killed; of several who try that, one does."""
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime <= _ABANDONED_S:
+            return
+        path.rename(aside)
+        if time.time() - aside.stat().st_mtime <= _ABANDONED_S:
+            # Somebody was quicker, and this is already the file that he has made anew: he gets it back.
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
 
 
 def records(run_dir: Path) -> list[JobRecord]:

@@ -216,6 +216,13 @@ def squeue_command(job: int) -> list[str]:
     return ["squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", f"--format={form}"]
 
 
+def own_jobs(runner: Runner) -> list[tuple[int, str]]:
+    """Return the user's jobs that squeue lists, each with the file that was given to sbatch."""
+    said = runner(["squeue", "--noheader", "--all", "--states=all", "--me", "--format=%i|%o"])
+    lines = (line.strip().partition("|") for line in said.splitlines())
+    return list(dict.fromkeys((_number(name), command) for name, _, command in lines if command))
+
+
 def parse_squeue(text: str) -> list[Part]:
     """Read squeue's lines; lines of another form are passed over."""
     found = []

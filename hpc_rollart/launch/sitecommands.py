@@ -62,6 +62,10 @@ class SlurmError(UserError):
         self.said = said
 
 
+class CommandTimeout(SlurmError):
+    """A command had not answered by the deadline; what it was to do may be done all the same."""
+
+
 class CommandMissing(SlurmError):
     """There is no such command here, so this is no machine of the cluster."""
 
@@ -88,8 +92,10 @@ def run(command: Sequence[str], deadline_s: float = DEADLINE_S, cwd: Path | None
     ------
     CommandMissing
         There is no such program.
+    CommandTimeout
+        It had not answered by the deadline.
     SlurmError
-        It refused, or had not answered by the deadline.
+        It refused.
     """
     name = command[0]
     try:
@@ -110,7 +116,7 @@ def run(command: Sequence[str], deadline_s: float = DEADLINE_S, cwd: Path | None
     except OSError as error:
         raise CommandMissing(f"{name} cannot be started: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(
+        raise CommandTimeout(
             f"{name} has not answered within {deadline_s:g} s: Slurm's controller is down or busy; try again"
         ) from None
     if done.returncode:

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,26 @@ from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs, placement, rundir, sitecheck, sitecommands
-from hpc_rollart.launch.batch import Batch, Option
 from hpc_rollart.launch.jobs import JobPart, JobRecord
 from hpc_rollart.launch.placement import Placement
 from hpc_rollart.launch.queue import Queue
-from hpc_rollart.launch.sitecommands import CommandMissing, Runner
-from hpc_rollart.launch.slurm import HetSlurmExecutor, log_file, log_pattern
+from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
+from hpc_rollart.launch.slurm import (
+    HetSlurmExecutor,
+    Unconfirmed,
+    find,
+    forget,
+    log_file,
+    make_executor,
+    script_file,
+    take_up,
+    unconfirmed,
+)
+from hpc_rollart.launch.view import RunView
 from hpc_rollart.observe.status import read_status
 
-_ODD = frozenset("%'\"\\\n")
+# A run that has said something within this time is taken to be alive, whoever runs it.
+_ALIVE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ def submit(
 ) -> Submitted:
     """Check, make the run directory and submit; if Slurm refuses, nothing is left.
 
+    Ctrl-C while sbatch runs comes too late if the job is in the queue by then: it is submitted.
+
     Parameters
     ----------
     config
@@ -64,6 +76,8 @@ def submit(
     ------
     ConfigError
         The run does not fit the cluster, or the run directory cannot be used.
+    Unconfirmed
+        Slurm did not say whether it took the job; the run directory stays.
     SlurmError
         Slurm refused the job; the message has its words.
     """
@@ -74,6 +88,8 @@ def submit(
     made = rundir.create(config, argv)
     try:
         job = _submit(made.path, config, cluster, placed, os.getcwd(), runner)
+    except Unconfirmed:
+        raise
     except BaseException:
         # No job, so nobody has written anything worth keeping, and the same command works once it is mended.
         shutil.rmtree(made.path, ignore_errors=True)
@@ -95,12 +111,13 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = sitecommands.r
     Raises
     ------
     UserError
-        The run is done, or a job of it is still queued or running.
+        The run is done, or goes on somewhere, or a job of it is still queued or running.
+    Unconfirmed
+        Slurm did not say whether it took the job.
     """
     run_dir = run_dir.absolute()
     config = load_resolved(run_dir)
-    if (read_status(run_dir) or {}).get("state") == "done":
-        raise UserError(f"{run_dir}: the run is done, nothing is left to do")
+    refuse_if_done(run_dir)
     placed = placement.place(config, cluster)
     try:
         manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
@@ -109,13 +126,46 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = sitecommands.r
         directory = str(run_dir)
     with jobs.alone(run_dir):
         refuse_if_queued(run_dir, runner)
+        refuse_if_alive(run_dir)
         _refuse(sitecheck.partitions(placed, cluster, runner))
         jobs.clear_cancelled(run_dir)
         return Submitted(run_dir, _submit(run_dir, config, cluster, placed, directory, runner), placed)
 
 
+def refuse_if_done(run_dir: Path) -> None:
+    """Raise `UserError` if all steps of the run are done."""
+    if _view(run_dir).state == "done":
+        raise UserError(f"{run_dir}: the run is done, nothing is left to do")
+
+
+def refuse_if_alive(run_dir: Path) -> None:
+    """Raise `UserError` if the run has reported just now: it goes on in front of somebody, elsewhere."""
+    if (silent := _view(run_dir).silent_s()) is not None and silent < _ALIVE_S:
+        raise UserError(
+            f"{run_dir}: the run reported {silent:.0f} s ago, so it goes on already; see hpc-rollart watch, "
+            f"or wait {_ALIVE_S:.0f} s if it was killed"
+        )
+
+
+def _view(run_dir: Path) -> RunView:
+    """Return the run with its status alone; its metrics are not needed, and may be long."""
+    return RunView(run_dir, status=read_status(run_dir) or {})
+
+
 def refuse_if_queued(run_dir: Path, runner: Runner = sitecommands.run) -> None:
-    """Raise `UserError` if a job of the run is queued or running: two would write the same files."""
+    """Raise `UserError` if a job of the run is queued or running: two would write the same files.
+
+    A job that nobody confirmed when it was submitted is taken up here if it is there.
+    """
+    for script in unconfirmed(jobs.folder(run_dir)):
+        job = find(script, runner)
+        if job is None:
+            forget(script)
+        else:
+            cluster = jobs.load_resolved_cluster(run_dir)
+            placed = placement.place(load_resolved(run_dir), cluster)
+            jobs.record(run_dir, _record(job, run_dir, cluster, placed))
+            take_up(script, job)
     for record in jobs.records(run_dir)[-1:]:
         state = Queue(record.job, runner).state()
         if state.there:
@@ -162,12 +212,42 @@ def _submit(
     jobs.write_cluster(run_dir, cluster)
     folder = jobs.folder(run_dir)
     folder.mkdir(exist_ok=True)
-    submitted = _executor(run_dir, config, cluster, placed, directory, runner).submit(supervise(run_dir))
-    record = JobRecord(
-        job=int(submitted.job_id),
+    executor = _executor(run_dir, config, cluster, placed, directory, runner)
+    try:
+        submitted = executor.submit(supervise(run_dir))
+        record = _record(int(submitted.job_id), run_dir, cluster, placed)
+        jobs.record(run_dir, record)
+    except Unconfirmed as error:
+        raise Unconfirmed(
+            f"{error}\n{run_dir} is kept: hpc-rollart resubmit {shlex.quote(str(run_dir))} takes the job up "
+            "if it is there, and submits another if not",
+            error.said,
+        ) from None
+    except BaseException as error:
+        # A job that is not on record would be forgotten, and its run submitted again beside it.
+        if executor.job_id is not None:
+            _take_back(executor.job_id, run_dir, error, runner)
+        raise
+    return record
+
+
+def _take_back(job: int, run_dir: Path, why: BaseException, runner: Runner) -> None:
+    try:
+        runner(["scancel", str(job)])
+    except SlurmError as error:
+        raise Unconfirmed(
+            f"job {job} is in the queue, but could not be noted in {run_dir} ({why!r}), and scancel fails: "
+            f"{error}\nend it with scancel {job}"
+        ) from None
+
+
+def _record(job: int, run_dir: Path, cluster: Cluster, placed: list[Placement]) -> JobRecord:
+    folder = jobs.folder(run_dir)
+    return JobRecord(
+        job=job,
         submitted=time.time(),
-        script=str(submitted.paths.submission_file),
-        log=str(log_file(folder, submitted.job_id)),
+        script=str(script_file(folder, job)),
+        log=str(log_file(folder, job)),
         time_s=cluster.time,
         components=[
             JobPart(
@@ -180,8 +260,6 @@ def _submit(
             for part in placed
         ],
     )
-    jobs.record(run_dir, record)
-    return record
 
 
 def supervise(run_dir: Path) -> Callable[[], object]:
@@ -199,27 +277,18 @@ def _executor(
     directory: str,
     runner: Runner,
 ) -> HetSlurmExecutor:
-    folder = jobs.folder(run_dir)
-    options: dict[str, Option] = {
-        "job-name": config.run.name,
-        "output": log_pattern(folder),
-        "open-mode": "append",
-    }
-    if not _ODD & set(directory):
-        options["chdir"] = directory
     title = [
         f"Run {config.run.name} of hpc_rollart {hpc_rollart.__version__}: one heterogeneous job.",
         f"Directory: {run_dir}",
         "Written by hpc-rollart submit; to submit again, use hpc-rollart resubmit.",
     ]
-    # submitit listens for the signal it finds here, in the job.
-    environment = {"SUBMITIT_PREEMPT_SIGNAL": cluster.signal.name, **cluster.environment}
-    batch = Batch(title, options, [part.het for part in placed], cluster.modules, cluster.setup, environment)
-    return HetSlurmExecutor(
-        folder,
-        batch,
-        time_s=cluster.time,
+    return make_executor(
+        jobs.folder(run_dir),
+        cluster,
+        placed,
+        name=config.run.name,
+        title=title,
+        directory=directory,
         max_requeues=config.launch.max_requeues,
-        python=shlex.quote(cluster.python or sys.executable),
         runner=runner,
     )

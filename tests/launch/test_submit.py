@@ -1,8 +1,10 @@
 """Submitting a run, and submitting it again, to a Slurm whose answers are written down."""
 
+import errno
 import functools
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from hpc_rollart.config import ConfigError, load_resolved
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs, sitecheck, sitecommands, submit
 from hpc_rollart.launch.rundir import amend_manifest
-from hpc_rollart.launch.sitecommands import CommandMissing, SlurmError
+from hpc_rollart.launch.sitecommands import CommandMissing, CommandTimeout, SlurmError
+from hpc_rollart.launch.slurm import Unconfirmed
 from tests.launch.fake_rank import write_status
-from tests.launch.site import PENDING, RUNNING, FakeSlurm, make_cluster, make_run, refused, sent
+from tests.launch.site import ENDED, PENDING, RUNNING, FakeSlurm, make_cluster, make_run, refused, sent
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +94,13 @@ def test_directory_that_was_there_before_a_refusal_is_there_after_it(tmp_path: P
     assert os.listdir(tmp_path / "demo") == []
 
 
-def test_answer_that_names_no_job_is_a_refusal(tmp_path: Path) -> None:
+def test_answer_that_names_no_job_is_a_refusal_if_squeue_has_none(tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match="hello"):
-        sent(tmp_path, FakeSlurm(sbatch="hello"))
+        sent(tmp_path, FakeSlurm(sbatch="hello", squeue="7|/x/other.sh\n"))
     assert os.listdir(tmp_path) == []
+    with pytest.raises(Unconfirmed, match="hello"):
+        sent(tmp_path, FakeSlurm(sbatch="hello"))
+    assert os.listdir(tmp_path) == ["demo"]
 
 
 def test_without_sbatch_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +153,112 @@ def test_dry_run_makes_nothing_and_asks_nobody(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == []
 
 
+# --- jobs that nobody confirms -----------------------------------------------------------------------
+
+SILENT = [
+    CommandTimeout("sbatch has not answered within 45 s"),
+    refused("sbatch", "Batch job submission failed: Socket timed out on send/recv operation"),
+    KeyboardInterrupt(),
+]
+WORDS = ["has not answered", "Socket timed out", "interrupted while sbatch ran"]
+
+
+class SilentSlurm(FakeSlurm):
+    """Leaves open whether it took the job; `lists` is whether squeue has it."""
+
+    def __init__(self, error: BaseException, *, lists: bool | SlurmError) -> None:
+        super().__init__(sbatch=self.sbatch, squeue=self.squeue)
+        self.error, self.lists, self.script = error, lists, ""
+
+    def sbatch(self, command: Sequence[str]) -> str:
+        self.script = command[-1]
+        raise self.error
+
+    def squeue(self, command: Sequence[str]) -> str:
+        if "--me" not in command:
+            return PENDING if self.lists else ENDED
+        if isinstance(self.lists, SlurmError):
+            raise self.lists
+        job = "".join(f"4711+{n}|/other/way/to{self.script}\n" for n in range(4))
+        return "7|/x/other.sh\n8|(null)\n" + (job if self.lists else "")
+
+
+@pytest.mark.parametrize("error", SILENT, ids=WORDS)
+def test_job_that_sbatch_did_not_confirm_is_recorded_if_squeue_lists_it(
+    tmp_path: Path, error: BaseException
+) -> None:
+    run = sent(tmp_path, SilentSlurm(error, lists=True)).run_dir
+    assert [record.job for record in jobs.records(run)] == [4711]
+    assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
+    again = submit.resubmit(run, make_cluster(), runner=SilentAfterEnd(error))
+    assert again.job.job == 4711 and len(jobs.records(run)) == 2
+
+
+class SilentAfterEnd(SilentSlurm):
+    """The job before has ended, and the next one is not confirmed."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error, lists=True)
+
+    def squeue(self, command: Sequence[str]) -> str:
+        return super().squeue(command) if "--me" in command else ENDED
+
+
+@pytest.mark.parametrize(("error", "words"), list(zip(SILENT, WORDS, strict=True)), ids=WORDS)
+@pytest.mark.parametrize("lists", [False, refused("squeue", "Unable to contact slurm controller")])
+def test_job_of_which_nobody_knows_keeps_its_directory_and_is_taken_up_later(
+    tmp_path: Path, error: BaseException, words: str, lists: bool | SlurmError
+) -> None:
+    slurm = SilentSlurm(error, lists=lists)
+    with pytest.raises(Unconfirmed) as caught:
+        sent(tmp_path, slurm)
+    run = tmp_path / "demo"
+    for text in (words, "may be in the queue all the same", "squeue --me", f"hpc-rollart resubmit {run}"):
+        assert text in str(caught.value)
+    assert jobs.records(run) == []
+    slurm.lists = True
+    with pytest.raises(UserError, match="job 4711 of this run is still waiting"):
+        submit.resubmit(run, make_cluster(), runner=slurm)
+    assert slurm.names().count("sbatch") == 1
+    record = jobs.latest(run)
+    assert record.job == 4711 and "#SBATCH hetjob" in Path(record.script).read_text()
+    assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
+
+
+def test_job_that_never_came_is_forgotten_when_the_run_is_submitted_again(tmp_path: Path) -> None:
+    with pytest.raises(Unconfirmed):
+        sent(tmp_path, SilentSlurm(SILENT[0], lists=False))
+    slurm = FakeSlurm(squeue="7|/x/other.sh\n")
+    run = submit.resubmit(tmp_path / "demo", make_cluster(), runner=slurm).run_dir
+    assert [record.job for record in jobs.records(run)] == [4711]
+    assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
+
+
+def test_job_that_cannot_be_recorded_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jobs, "record", full)
+    slurm = FakeSlurm()
+    with pytest.raises(OSError, match="No space left"):
+        sent(tmp_path, slurm)
+    assert slurm.asked[-1] == ["scancel", "4711"]
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(Unconfirmed, match=r"(?s)job 4711 is in the queue.*end it with scancel 4711"):
+        sent(tmp_path, FakeSlurm(scancel=refused("scancel", "no")))
+    assert os.listdir(tmp_path) == ["demo"]
+
+
+def test_ctrl_c_before_sbatch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "write_cluster", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sent(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
 # --- paths -------------------------------------------------------------------------------------------
 
 
@@ -166,6 +278,18 @@ def test_python_and_model_that_only_one_node_sees_are_refused() -> None:
         config, make_cluster(python="/tmp/venv/bin/python"), Path("/work/a"), shared=False
     )
     assert [line.split(":")[0] for line in lines] == ["python", "model.path"]
+
+
+@pytest.mark.parametrize("scratch", ["$NODE", "$NODE/x", "/nvme/x"])
+def test_scratch_of_the_profile_is_local_too(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE", "/nvme")
+    (line,) = sitecheck.paths(
+        make_run(Path("/")), make_cluster(scratch=scratch), Path("/nvme/x/a"), shared=False
+    )
+    assert "which is local to each node" in line
+    monkeypatch.delenv("NODE")
+    unset = make_cluster(scratch="$NODE/x")
+    assert sitecheck.paths(make_run(Path("/")), unset, Path("/x/a"), shared=False) == []
 
 
 @pytest.mark.parametrize("name", ["100%", "it's", 'a"b', "a\\b", "a\nb"])
@@ -208,7 +332,7 @@ def test_slurms_commands_run_in_a_clean_environment_with_a_deadline(
     assert not [line for line in shown if line.startswith(("SLURM_JOB_ID", "SQUEUE_FORMAT"))]
     with pytest.raises(SlurmError, match="squeue: no"):
         sitecommands.run(["squeue", "no"])
-    with pytest.raises(SlurmError, match=r"squeue has not answered within 0\.2 s"):
+    with pytest.raises(CommandTimeout, match=r"squeue has not answered within 0\.2 s"):
         sitecommands.run(["squeue", "slow"], deadline_s=0.2)
 
 
@@ -239,7 +363,7 @@ def test_run_whose_job_is_still_there_is_not_submitted_again(tmp_path: Path, lin
 
 def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
-    with jobs.alone(run), pytest.raises(UserError, match="somebody else submits this run just now"):
+    with jobs.alone(run), pytest.raises(UserError, match="somebody else submits or resumes"):
         submit.resubmit(run, make_cluster(), runner=FakeSlurm())
     # One that was killed long ago keeps nobody out.
     left = run / "slurm" / "submitting"
@@ -247,6 +371,40 @@ def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
     os.utime(left, (0, 0))
     submit.resubmit(run, make_cluster(), runner=FakeSlurm())
     assert not left.exists()
+    assert not list(left.parent.glob(".submitting*"))
+
+
+def test_of_two_that_find_an_abandoned_submission_the_later_one_leaves_the_other_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sent(tmp_path).run_dir
+    left = run / "slurm" / "submitting"
+    left.touch()
+    os.utime(left, (0, 0))
+    rename = Path.rename
+
+    def late(self: Path, target: Path) -> Path:
+        # Between this one's look and its rename another has removed the old file and made its own.
+        left.write_text("another's")
+        os.utime(left)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(UserError, match="somebody else"), jobs.alone(run):
+        pass
+    assert left.read_text() == "another's"
+    assert not list(left.parent.glob(".submitting*"))
+
+
+def test_run_that_is_alive_elsewhere_is_not_submitted_again(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    write_status(run, state="running")
+    slurm = FakeSlurm()
+    with pytest.raises(UserError, match="the run reported 0 s ago, so it goes on already"):
+        submit.resubmit(run, make_cluster(), runner=slurm)
+    assert "sbatch" not in slurm.names()
+    write_status(run, state="running", t=time.time() - 60.0)
+    submit.resubmit(run, make_cluster(), runner=slurm)
 
 
 def test_run_that_is_done_is_not_submitted_again(tmp_path: Path) -> None:

@@ -97,9 +97,10 @@ def space(config: RunConfig, folder: Path, free: int) -> Iterator[Finding]:
     """Whether `free` bytes will do for the run's checkpoints."""
     count = parameters(config)
     every = config.checkpoint.every_steps
-    number = 1 + ((config.run.steps - 1) // every if every else 0)
+    # An old one goes when the new one is whole, so for a moment there is one more than are kept.
+    number = min(1 + ((config.run.steps - 1) // every if every else 0), config.checkpoint.keep + 1)
     have = f"{size(free)} free"
-    mend = "make room, choose another place with run.dir, or save less often: checkpoint.every_steps"
+    mend = "make room, choose another place with run.dir, or keep fewer: checkpoint.keep"
     if count is None:
         level = "warn" if free < MIN_RUN_DIR else "ok"
         text = f"{have}; what a checkpoint takes is not known before the model is there"

@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shlex
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import doctor_findings, doctor_here, jobs, placement, sitecheck, sitecommands
 from hpc_rollart.launch.allocation import Allocation, AllocationError
-from hpc_rollart.launch.batch import Batch, Option
 from hpc_rollart.launch.doctor import Say, examine_job, temporary_run
 from hpc_rollart.launch.doctor_findings import Finding, from_line, from_lines
 from hpc_rollart.launch.placement import Placement
@@ -30,7 +27,7 @@ from hpc_rollart.launch.queue import Phase, Queue
 from hpc_rollart.launch.reasons import explain_reason
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.sitecommands import Runner, SlurmError
-from hpc_rollart.launch.slurm import HetSlurmExecutor, log_file, log_pattern
+from hpc_rollart.launch.slurm import HetSlurmExecutor, log_file, make_executor
 from hpc_rollart.launch.view import last_lines
 
 FINDINGS = "findings.json"
@@ -244,11 +241,14 @@ def _submit_and_wait(
     jobs.write_cluster(run.path, cluster)
     folder = jobs.folder(run.path)
     folder.mkdir(exist_ok=True)
+    submitting = executor(config, cluster, run.path, runner)
     try:
-        job = int(executor(config, cluster, run.path, runner).submit(Doctor(str(run.path))).job_id)
+        job = int(submitting.submit(Doctor(str(run.path))).job_id)
     except UserError as error:
         return [from_line("sbatch", "login node", str(error))]
     try:
+        if submitting.interrupted:
+            raise KeyboardInterrupt
         found = _wait(job, run.path, wait, runner)
     except BaseException:
         _cancel(job, runner)
@@ -258,29 +258,19 @@ def _submit_and_wait(
 
 def executor(config: RunConfig, cluster: Cluster, run_dir: Path, runner: Runner) -> HetSlurmExecutor:
     """Return what submits the job: as a run's, but short, and without a second life."""
-    folder = jobs.folder(run_dir)
-    options: dict[str, Option] = {
-        "job-name": f"doctor-{config.run.name}"[:60],
-        "output": log_pattern(folder),
-        "open-mode": "append",
-        "chdir": str(run_dir),
-    }
-    return HetSlurmExecutor(
-        folder,
-        Batch(
-            [
-                f"Looks whether run {config.run.name} would start: one short heterogeneous job of its shape.",
-                f"Written by hpc-rollart doctor {hpc_rollart.__version__}.",
-            ],
-            options,
-            [part.het for part in placement.place(config, cluster)],
-            cluster.modules,
-            cluster.setup,
-            {"SUBMITIT_PREEMPT_SIGNAL": cluster.signal.name, **cluster.environment},
-        ),
-        time_s=cluster.time,
+    title = [
+        f"Looks whether run {config.run.name} would start: one short heterogeneous job of its shape.",
+        f"Written by hpc-rollart doctor {hpc_rollart.__version__}.",
+    ]
+    return make_executor(
+        jobs.folder(run_dir),
+        cluster,
+        # It is over before any run would have to stop, and its limit is its own.
+        placement.place(config, cluster, stops=False),
+        name=f"doctor-{config.run.name}",
+        title=title,
+        directory=str(run_dir),
         max_requeues=0,
-        python=shlex.quote(cluster.python or sys.executable),
         runner=runner,
     )
 
@@ -335,7 +325,7 @@ def _cancel(job: int, runner: Runner) -> None:
     """Cancel the job and wait until it has gone, so that nobody writes into its folder any more."""
     with contextlib.suppress(SlurmError):
         runner(["scancel", str(job)])
-    _gone(Queue(job, runner, every_s=2.0))
+    _gone(Queue(job, runner))
 
 
 def _gone(queue: Queue) -> None:

@@ -330,14 +330,29 @@ def test_a_missing_shard_and_a_missing_chat_template_are_named(tmp_path: Path) -
     assert len(list(doctor_here.folder_problems(folder))) == 1
 
 
-@pytest.mark.parametrize(
-    ("free", "level"), [(50 << 20, "fail"), (300 << 20, "warn"), (100 * GIB, "ok")]
-)  # one checkpoint of the tiny model is 12 MB, a hundred of them 1.2 GB
+@pytest.mark.parametrize(("free", "level"), [(50 << 20, "fail"), (300 << 20, "warn"), (100 * GIB, "ok")])
 def test_free_space_is_compared_with_the_checkpoints(conf: Path, free: int, level: str) -> None:
     config = read(conf, "run.steps=100").model_copy(update={"checkpoint": Checkpoint(every_steps=1)})
     found = list(doctor_here.space(config, Path("/x"), free))
     assert [f.level for f in found] == [level]
-    assert level == "ok" or "checkpoint.every_steps" in found[0].mend
+    assert level == "ok" or "checkpoint.keep" in found[0].mend
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "number"),
+    [
+        (Checkpoint(every_steps=1), 3),
+        (Checkpoint(every_steps=1, keep=9), 10),
+        (Checkpoint(every_steps=60, keep=9), 2),
+        (Checkpoint(every_steps=None), 1),
+    ],
+)
+def test_checkpoints_that_are_kept_and_the_one_being_written_count(
+    conf: Path, checkpoint: Checkpoint, number: int
+) -> None:
+    config = read(conf, "run.steps=100").model_copy(update={"checkpoint": checkpoint})
+    (found,) = doctor_here.space(config, Path("/x"), 100 * GIB)
+    assert f"; {number} checkpoint" in found.text
 
 
 def test_space_below_five_gigabytes_is_warned_of_when_the_model_is_not_there(conf: Path) -> None:
@@ -512,6 +527,31 @@ def test_a_job_that_dies_before_it_says_anything_leaves_its_folder(
     assert "ended FAILED" in job.text and "No module named 'hpc_rollart'" in job.text
     kept = by_check(found, doctor_findings.KEPT)[0]
     assert Path(kept.where).is_dir()
+
+
+def test_ctrl_c_while_the_job_is_submitted_cancels_it(conf: Path) -> None:
+    slurm = idle()
+
+    def submit(command: Any) -> str:
+        slurm.answers["squeue"] = lambda asked: f"4711+0|{command[-1]}\n" if "--me" in asked else ""
+        raise KeyboardInterrupt
+
+    slurm.answers["sbatch"] = submit
+    before = set(conf.parent.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        doctor_job.examine_cluster(
+            read(conf), CLUSTER, doctor_job.Wait(9.0, lambda _: None), shared=True, runner=slurm
+        )
+    assert ["scancel", "4711"] in slurm.asked
+    assert set(conf.parent.iterdir()) == before
+
+
+def test_the_doctors_job_need_not_last_as_long_as_a_run_takes_to_stop(conf: Path, tmp_path: Path) -> None:
+    config = read(conf, "launch.stop_lead_s=10m")
+    text = doctor_job.executor(config, doctor_job.short(CLUSTER), tmp_path, FakeSlurm()).script()
+    assert "#SBATCH --job-name=doctor-small" in text and f"#SBATCH --chdir={tmp_path}" in text
+    odd = doctor_job.executor(config, doctor_job.short(CLUSTER), tmp_path / "50%", FakeSlurm()).script()
+    assert "--chdir" not in odd
 
 
 def test_the_job_is_short_and_is_not_requeued(conf: Path, tmp_path: Path) -> None:

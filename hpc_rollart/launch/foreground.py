@@ -1,10 +1,11 @@
 """Runs a run on this machine in front of the user, from its first step or on from its checkpoint."""
 
+import contextlib
 import json
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,17 +14,14 @@ from hpc_rollart.config import checks, load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import local, rundir, submit
+from hpc_rollart.launch import jobs, local, rundir, submit
 from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.mpirun import find_mpirun
 from hpc_rollart.launch.progress import make_display, summary
 from hpc_rollart.launch.rundir import RunDir
-from hpc_rollart.launch.view import RunView
-from hpc_rollart.launch.world import Outcome
-
-# A run that has said something within this time is taken to be alive, whoever runs it.
-_ALIVE_S = 15.0
+from hpc_rollart.launch.world import Outcome, World
+from hpc_rollart.observe.status import read_status
 
 
 def begin(config: RunConfig, argv: Sequence[str], console: Console, *, live: bool) -> Outcome:
@@ -32,7 +30,7 @@ def begin(config: RunConfig, argv: Sequence[str], console: Console, *, live: boo
     Raises
     ------
     UserError
-        Nothing was started, and nothing is left of the run.
+        If no rank was started, nothing is left of the run.
     """
     find_mpirun()  # before anything is written: without it there is no run
     made = rundir.create(config, argv)
@@ -49,7 +47,9 @@ def begin(config: RunConfig, argv: Sequence[str], console: Console, *, live: boo
     try:
         return _go(config, made, next_attempt(made.path, config), console, live=live)
     except UserError:
-        shutil.rmtree(made.path)  # again no rank has started
+        # mpirun's log is opened when it is started; from then on there may be something to keep.
+        if not any((made.path / "logs").glob("*/mpirun.log")):
+            shutil.rmtree(made.path)
         raise
 
 
@@ -64,37 +64,48 @@ def resume(run_dir: Path, console: Console, *, live: bool) -> Outcome:
     find_mpirun()
     path = run_dir.absolute()
     config = load_resolved(path)
-    view = RunView(path)
-    view.refresh()
-    if view.state == "done":
-        raise UserError(f"{path}: the run is done, nothing is left to do")
-    submit.refuse_if_queued(path)
-    if (silent := view.silent_s()) is not None and silent < _ALIVE_S:
-        raise UserError(
-            f"{path}: the run reported {silent:.0f} s ago, so it goes on already; see hpc-rollart watch"
+    submit.refuse_if_done(path)
+    with contextlib.ExitStack() as alone:
+        alone.enter_context(jobs.alone(path))
+        submit.refuse_if_queued(path)
+        submit.refuse_if_alive(path)
+        if problems := checks.on_this_machine(config):
+            raise ConfigError([f"{'.'.join(map(str, found.path))}: {found.text}" for found in problems])
+        manifest = _manifest(path)
+        if not Path(str(manifest.get("model_dir", ""))).joinpath("config.json").is_file():
+            ensure_model(config, path, console)
+        attempt = next_attempt(path, config)
+        where = (
+            f"from step {attempt.step}"
+            if attempt.checkpoint
+            else "from the beginning, as there is no checkpoint"
         )
-    if problems := checks.on_this_machine(config):
-        raise ConfigError([f"{'.'.join(map(str, found.path))}: {found.text}" for found in problems])
-    manifest = _manifest(path)
-    if not Path(str(manifest.get("model_dir", ""))).joinpath("config.json").is_file():
-        ensure_model(config, path, console)
-    attempt = next_attempt(path, config)
-    where = (
-        f"from step {attempt.step}" if attempt.checkpoint else "from the beginning, as there is no checkpoint"
-    )
-    console.print(f"going on {where}: attempt {attempt.number}", style="dim", highlight=False)
-    return _go(config, RunDir(path, str(manifest["run_id"])), attempt, console, live=live)
+        console.print(f"going on {where}: attempt {attempt.number}", style="dim", highlight=False)
+        run = RunDir(path, str(manifest["run_id"]))
+        # Once its coordinator reports, others see by that that the run is alive.
+        return _go(config, run, attempt, console, live=live, reports=alone.close)
 
 
-def _go(config: RunConfig, run: RunDir, attempt: Attempt, console: Console, *, live: bool) -> Outcome:
+def _go(
+    config: RunConfig,
+    run: RunDir,
+    attempt: Attempt,
+    console: Console,
+    *,
+    live: bool,
+    reports: Callable[[], None] = lambda: None,
+) -> Outcome:
+    def look(world: World) -> None:
+        display.update(stopping=world.stopping)
+        if (read_status(run.path) or {}).get("state", "starting") != "starting":
+            reports()
+
     display = make_display(run.path, config.run.name, console, live=live)
     try:
         parts = ", ".join(f"{name} {part.ranks}" for name, part in config.components.items())
         display.phase(f"starting {sum(part.ranks for part in config.components.values())} ranks ({parts})")
         # From here on the directory may hold trajectories, and whatever happens it stays.
-        outcome = local.run_world(
-            config, run, lambda world: display.update(stopping=world.stopping), attempt=attempt
-        )
+        outcome = local.run_world(config, run, look, attempt=attempt)
     finally:
         display.close()
     summary(run.path, console, _write_report(run.path, console))

@@ -1,13 +1,14 @@
 """Going on with a run on this machine: from which attempt, and when not."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from hpc_rollart.config import ConfigError
-from hpc_rollart.errors import UserError
+from hpc_rollart.errors import LaunchError, UserError
 from hpc_rollart.launch import foreground, jobs, local, rundir
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.jobs import JobRecord
@@ -64,6 +65,50 @@ def test_run_whose_job_is_queued_is_not_started_here(
     with pytest.raises(UserError, match="job 7 of this run is still waiting"):
         resume(run_dir)
     assert not worlds
+
+
+def test_run_that_somebody_submits_or_resumes_is_not_started_here(
+    run_dir: Path, worlds: list[tuple[Any, ...]]
+) -> None:
+    with jobs.alone(run_dir), pytest.raises(UserError, match="somebody else submits or resumes"):
+        resume(run_dir)
+    assert not worlds
+    assert resume(run_dir).state == "done"
+    assert not jobs.folder(run_dir).exists()
+
+
+def test_others_are_kept_away_until_the_run_reports(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[bool] = []
+
+    def run_world(_config: Any, _run: Any, on_poll: Any, **_: Any) -> Outcome:
+        for state in ("starting", "running"):
+            write_status(run_dir, state=state)
+            on_poll(SimpleNamespace(stopping=False))
+            held.append((jobs.folder(run_dir) / "submitting").exists())
+        return Outcome("done")
+
+    monkeypatch.setattr(local, "run_world", run_world)
+    resume(run_dir)
+    assert held == [True, False]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_directory_of_a_new_run_stays_once_its_ranks_were_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    def run_world(_config: Any, run: Any, _on_poll: Any, *, attempt: Attempt) -> Outcome:
+        attempt.write(run.path)
+        if started:
+            (run.path / "logs" / "0" / "mpirun.log").touch()
+        raise LaunchError("no space")
+
+    monkeypatch.setattr(local, "run_world", run_world)
+    monkeypatch.setattr(foreground, "ensure_model", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    config = make_config(tmp_path)
+    with pytest.raises(LaunchError, match="no space"):
+        foreground.begin(config, ["x"], Console(quiet=True), live=False)
+    assert Path(config.run.dir).exists() == started
 
 
 def test_run_of_several_nodes_is_not_started_here(run_dir: Path, worlds: list[tuple[Any, ...]]) -> None:

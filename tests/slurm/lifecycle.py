@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tests.slurm.conftest import Testbed
 
 ROOT = Path(__file__).parents[2]
-# A checkout below /tmp is shown to the testbed's nodes, which the program cannot know.
-SHARED = ("--shared",) if Path("/tmp") in ROOT.parents else ()
 ROLLART = (sys.executable, "-m", "hpc_rollart")
 
 

@@ -17,13 +17,19 @@ from hpc_rollart.analysis.recount import audit
 from tests.slurm.lifecycle import ROLLART, ROOT, Job, folder, small_config, submit, write
 
 if TYPE_CHECKING:
-    from tests.slurm.conftest import Testbed
+    from tests.slurm.conftest import MakeTestbed, Testbed
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def losses(lines: list[dict[str, Any]]) -> list[float]:
     return [line["loss"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def testbed(make_testbed: MakeTestbed) -> Testbed:
+    """A testbed of its own: other tests' jobs would preempt these, and these break nodes."""
+    return make_testbed()
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ from hpc_rollart.launch.queue import Phase, Queue
 from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.submit import Submitted
 from tests.slurm.conftest import Testbed
-from tests.slurm.lifecycle import SHARED
 
 # The nodes do not find this file, so what it defines is pickled whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -112,7 +111,7 @@ def shared(testbed: Testbed) -> Iterator[Path]:
 
 
 def send(config: RunConfig, cluster: Cluster) -> Submitted:
-    return submit.submit(config, cluster, ["test"], shared=bool(SHARED))
+    return submit.submit(config, cluster, ["test"], shared=True)
 
 
 def at_work(run: Path) -> dict[str, Any]:
@@ -228,7 +227,7 @@ def test_the_script_of_a_dry_run_is_what_slurm_takes(
         submit.script(
             config_in(shared),
             with_choices(cluster, account=None, qos=None, time="10:00"),
-            shared=bool(SHARED),
+            shared=True,
         )
     )
     done = testbed.run("sbatch", "--test-only", str(path))

@@ -130,18 +130,9 @@ class Job:
 
 def submit(testbed: Testbed, conf: Path, run: Path, *options: str) -> Job:
     """Submit a config to the testbed as a user does."""
-    done = testbed.run(
-        *ROLLART,
-        "submit",
-        str(conf),
-        "--cluster",
-        "testbed",
-        "--dir",
-        str(run),
-        *SHARED,
-        *options,
-        timeout=120,
-    )
+    # shared: testbeds and checkouts below /tmp are shown to the nodes, which the program cannot know.
+    where = ("--cluster", "testbed", "--dir", str(run), "--shared")
+    done = testbed.run(*ROLLART, "submit", str(conf), *where, *options, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     line = json.loads((run / "slurm" / "jobs.jsonl").read_text().splitlines()[-1])
     return Job(testbed, run, str(line["job"]))

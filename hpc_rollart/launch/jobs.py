@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hpc_rollart.config.cluster import Cluster, load_cluster
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import placement
@@ -74,10 +76,11 @@ def alone(run_dir: Path) -> Iterator[None]:
     A file that is made exclusively, since locks do not work on every parallel file system.
     """
     path = folder(run_dir) / "submitting"
-    mine = uuid.uuid4().hex
+    unique = uuid.uuid4().hex
+    mine = f"{os.uname().nodename} {os.getpid()} {unique}"
     try:
         path.parent.mkdir(exist_ok=True)
-        _remove_abandoned(path, aside=path.with_name(f".submitting.{mine}"))
+        _remove_abandoned(path, aside=path.with_name(f".submitting.{unique}"))
         with open(path, "x", encoding="utf-8") as file:
             file.write(mine)
     except FileExistsError:
@@ -98,14 +101,24 @@ def alone(run_dir: Path) -> Iterator[None]:
 def _remove_abandoned(path: Path, aside: Path) -> None:
     """Remove the file of one who was killed; of several who try that, one does."""
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - path.stat().st_mtime <= _ABANDONED_S:
+        if not _abandoned(path):
             return
         path.rename(aside)
-        if time.time() - aside.stat().st_mtime <= _ABANDONED_S:
+        if not _abandoned(aside):
             # Somebody was quicker, and this is already the file that he has made anew: he gets it back.
             with contextlib.suppress(FileExistsError):
                 os.link(aside, path)
         aside.unlink()
+
+
+def _abandoned(path: Path) -> bool:
+    if time.time() - path.stat().st_mtime > _ABANDONED_S:
+        return True
+    try:
+        host, pid, _ = path.read_text(encoding="utf-8").split()
+        return host == os.uname().nodename and not psutil.pid_exists(int(pid))
+    except ValueError:  # it is just being written
+        return False
 
 
 def records(run_dir: Path) -> list[JobRecord]:

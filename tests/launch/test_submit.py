@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import stat
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -372,6 +373,18 @@ def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
     submit.resubmit(run, make_cluster(), runner=FakeSlurm())
     assert not left.exists()
     assert not list(left.parent.glob(".submitting*"))
+
+
+def test_submission_that_was_killed_on_this_machine_keeps_nobody_out(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    dead = subprocess.Popen(["true"])
+    dead.wait(timeout=10)
+    left = run / "slurm" / "submitting"
+    left.write_text(f"{os.uname().nodename}x {dead.pid} 0")  # of another machine nothing is known
+    with pytest.raises(UserError, match="somebody else"):
+        submit.resubmit(run, make_cluster(), runner=FakeSlurm())
+    left.write_text(f"{os.uname().nodename} {dead.pid} 0")
+    submit.resubmit(run, make_cluster(), runner=FakeSlurm())
 
 
 def test_of_two_that_find_an_abandoned_submission_the_later_one_leaves_the_other_alone(

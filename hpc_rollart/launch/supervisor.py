@@ -47,6 +47,10 @@ _CHECK_FIRST_S, _CHECK_AGAIN_S = 60.0, 20.0
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class AnotherJob(UserError):
+    """Another job was submitted for the run since this one."""
+
+
 class Supervise:
     """What the job runs; submitit pickles it, so it holds no more than a path.
 
@@ -68,6 +72,9 @@ class Supervise:
             supervisor = Supervisor(Path(self.run_dir), asked)
             try:
                 end = supervisor.run()
+            except AnotherJob as error:
+                print(error, flush=True)  # the run and its records are the other job's
+                sys.exit(3)
             except UserError as error:
                 end = supervisor.give_up(str(error))
             except Exception as error:
@@ -158,7 +165,10 @@ class Supervisor:
                 # Nodes that answer and are not as promised will be so in the next job too.
                 return self.give_up(missing) if self._unfit else self._leave("failed", missing)
             if not has_model:
-                ensure_model(self.config, self.run_dir, Console(no_color=True))
+                try:
+                    ensure_model(self.config, self.run_dir, Console(no_color=True))
+                except KeyboardInterrupt:  # a signal to the whole step ended it
+                    return self._leave("interrupted", "asked to stop while the model was made")
                 has_model = True
             attempt = next_attempt(self.run_dir, self.config, self._shrunk(nodes_left))
             outcome = self._attempt(run, attempt, nodes_left)
@@ -336,7 +346,7 @@ class Supervisor:
 
         Raises
         ------
-        UserError
+        AnotherJob
             The newest record in jobs.jsonl is not this job, even a while after it began.
         """
         end = time.monotonic() + _RECORD_S  # it is written when sbatch has answered
@@ -345,7 +355,7 @@ class Supervisor:
                 return
             time.sleep(1.0)
         if records:
-            raise UserError(
+            raise AnotherJob(
                 f"job {self.allocation.job_id} is not the run's newest, which is {records[-1].job}; "
                 "it does nothing"
             )

@@ -168,7 +168,7 @@ def test_batches_keep_the_shares_of_tasks_though_one_is_slower_than_the_trainer(
     assert patient_stale < 0.7 * impatient_stale
 
 
-@pytest.mark.parametrize("slow_s", [2.0, 5.0, 20.0])
+@pytest.mark.parametrize("slow_s", [2.0, 20.0])
 def test_a_task_that_cannot_keep_its_share_holds_the_others_up_but_a_little(slow_s: float) -> None:
     (_, _, patient_s), (_, _, impatient_s) = mixed(1.0, slow_s), mixed(0.0, slow_s)
     assert patient_s < 1.25 * impatient_s

@@ -58,4 +58,5 @@ def test_a_killed_rank_is_reported_by_name_and_the_living_go_on() -> None:
 
 def test_an_idle_rank_leaves_its_core_to_others() -> None:
     shares = [float(line.split()[1]) for line in run_mpi(2, PROGRAMS / "idle.py").stdout.splitlines()]
-    assert len(shares) == 2 and max(shares) < 0.05, shares
+    # Measured: 0.02 on a quiet machine, 0.05 on one that is full. A rank that polls without a pause has 1.0.
+    assert len(shares) == 2 and max(shares) < 0.2, shares

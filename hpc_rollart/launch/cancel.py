@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpc_rollart.config.load import load_resolved
+from hpc_rollart.errors import UserError
 from hpc_rollart.launch import jobs, sitecommands
 from hpc_rollart.launch.queue import Phase, Queue
 from hpc_rollart.launch.sitecommands import Runner, SlurmError
@@ -51,7 +52,11 @@ def cancel(
         return False
     # Before any signal: whoever would requeue the job looks here first.
     jobs.mark_cancelled(run_dir, record.job)
-    deadline_s = load_resolved(run_dir).stop_deadline_s + _MARGIN_S
+    try:
+        deadline_s = load_resolved(run_dir).stop_deadline_s + _MARGIN_S
+    except UserError as error:  # a damaged config is no reason to keep the nodes
+        say(f"{str(error).splitlines()[0]}; so the job is ended without waiting for a checkpoint")
+        now = True
     if state.phase is Phase.RUNNING and not now:
         say(f"stopping job {record.job} in good order, with a checkpoint; at most {deadline_s:.0f} s")
         try:

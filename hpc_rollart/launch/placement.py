@@ -7,7 +7,7 @@ from typing import Annotated
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hpc_rollart.config.cluster import Cluster, Partition, partition_of
+from hpc_rollart.config.cluster import Cluster, Partition, Word, partition_of
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import AnyComponent, RunConfig, Seconds
 from hpc_rollart.launch.batch import HetComponent, Option
@@ -109,8 +109,11 @@ def with_choices(cluster: Cluster, *, account: str | None, qos: str | None, time
     update |= {"time": seconds_of(time)} if time is not None else {}
     for key in ("account", "qos"):
         value = update.get(key)
-        if value is not None and (not str(value) or set(str(value)) & set(" \t\n'\"\\`$;&|<>(){}")):
-            raise ConfigError([f"--{key}: {value!r} is no name of one"])
+        try:
+            # As the profile's own key: what is submitted must be readable again from RUN/cluster.yaml.
+            TypeAdapter(Word | None).validate_python(value)
+        except ValidationError:
+            raise ConfigError([f"--{key}: {str(value)[:40]!r} is no name of one"]) from None
     return cluster.model_copy(update=update)
 
 

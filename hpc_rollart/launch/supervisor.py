@@ -131,6 +131,7 @@ class Supervisor:
     findings: list[Finding] = field(default_factory=list)
     _checked: bool = False
     _unfit: bool = False
+    _stuck: str = ""
     _end_time: float | None = None
     _end_asked: float = float("-inf")
 
@@ -161,6 +162,8 @@ class Supervisor:
         failures = 0
         while True:
             nodes_left = self._nodes_left()
+            if self._stuck:
+                return self._leave("failed", self._stuck)
             if missing := self._component_without_nodes(nodes_left):
                 # Nodes that answer and are not as promised will be so in the next job too.
                 return self.give_up(missing) if self._unfit else self._leave("failed", missing)
@@ -267,7 +270,11 @@ class Supervisor:
         try:
             give_back(group, left, jobs.folder(self.run_dir))
         except SlurmError as error:
-            self.say("lost nodes stay in the job, and Slurm may end it for them", message=str(error))
+            # Slurm 22.05 does not let go of a component's first node. The whole job goes back into the queue
+            # before Slurm takes the node for down and breaks the job apart.
+            gone = ", ".join(host for host in group.hosts if host not in left)
+            self._stuck = f"node {gone} of component {group.component} is lost and stays in the job ({error})"
+            self.say("lost nodes stay in the job", hosts=gone, message=str(error))
 
     def _component_without_nodes(self, left: Allocation) -> str:
         """Return what keeps an attempt from starting on the nodes left, or nothing."""

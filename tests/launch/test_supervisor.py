@@ -99,3 +99,17 @@ def test_what_is_no_job_or_another_one_is_said(tmp_path: Path) -> None:
         Allocation.of_this_job(config, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2"})
     with pytest.raises(AllocationError, match="component env: job 7 has 0 nodes"):
         Allocation.of_this_job(config, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3"})
+
+
+def test_a_lost_node_that_slurm_does_not_take_back_sends_the_job_to_the_queue(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    made = make(tmp_path, monkeypatch)
+
+    def refuse(*_: Any) -> None:
+        raise SlurmError("scontrol: Invalid node name specified")
+
+    monkeypatch.setattr(supervisor, "give_back", refuse)
+    made._give_back(made.allocation.groups[2], ("g2",))
+    end = made._leave("failed", made._stuck)
+    assert end.requeue and "node g1 of component generate is lost" in end.message

@@ -183,15 +183,15 @@ def test_a_node_that_hangs_is_named_and_left_behind(
     config["launch"]["heartbeat_s"] = 6
     job = submit(testbed, write(config, here / "hangs.yaml"), here / "hangs")
     job.wait_steps(4)
-    testbed.node("pause", "h20-1")
+    testbed.node("pause", "h20-2")
     try:
         job.wait(lambda: len(job.events("attempt starts")) == 2, "the attempt without the node")
         job.finish()
     finally:
-        testbed.node("resume", "h20-1")
-    assert "on h20-1" in job.events("attempt failed")[0]["message"]
+        testbed.node("resume", "h20-2")
+    assert "on h20-2" in job.events("attempt failed")[0]["message"]
     assert "launch.heartbeat_s" in job.events("attempt failed")[0]["message"]
-    assert job.events("node lost")[0]["host"] == "h20-1"
+    assert job.events("node lost")[0]["host"] == "h20-2"
     assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:20]), rel=1e-4, abs=1e-7)
 
 

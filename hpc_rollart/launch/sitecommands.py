@@ -98,6 +98,9 @@ def run(command: Sequence[str], deadline_s: float = DEADLINE_S, cwd: Path | None
         It refused.
     """
     name = command[0]
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not Path(conf).is_file():  # Slurm itself would try for a minute
+        raise SlurmError(f"{name}: SLURM_CONF names {conf}, which is no file here; correct or unset it")
     try:
         done = subprocess.run(
             command,

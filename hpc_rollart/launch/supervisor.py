@@ -80,8 +80,10 @@ class Supervise:
             except Exception as error:
                 traceback.print_exc()
                 end = supervisor.give_up(f"the supervisor failed: {type(error).__name__}: {error}")
-        if end.requeue and callable(requeue):
+        if end.requeue:
             try:
+                if not callable(requeue):
+                    raise RuntimeError(f"submitit handles no {number.name} here")
                 requeue(number, None)  # exits
             except Exception as error:
                 supervisor.say("not requeued", message=f"{error}; go on with hpc-rollart resubmit")
@@ -387,7 +389,11 @@ class Supervisor:
     def _events(self) -> list[dict[str, Any]]:
         path = self.run_dir / "slurm" / EVENTS_FILE
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # half a line, of a supervisor that was killed
+                found.append(json.loads(line))
+        return found
 
     def _note_job(self) -> None:
         job = {"job_id": self.allocation.job_id, "cluster": os.environ.get("SLURM_CLUSTER_NAME")}

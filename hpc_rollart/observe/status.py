@@ -43,7 +43,9 @@ def read_status(run_dir: Path) -> dict[str, Any] | None:
     except OSError as error:
         if error.errno in (errno.ESTALE, errno.EIO):  # NFS, while another node replaces it: no news
             return None
-        raise
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); remove it to read on") from None
+    if not isinstance(status, dict):
+        raise UserError(f"{path}: not a run's status; remove it to read on")
     return status

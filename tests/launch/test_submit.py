@@ -269,14 +269,14 @@ def test_run_directory_that_only_one_node_sees_is_refused(path: str, monkeypatch
     (line,) = sitecheck.paths(make_run(Path("/")), make_cluster(), Path(path), shared=False)
     assert line.startswith(f"run.dir: {path} is below /") and "--dir" in line and "--shared" in line
     assert sitecheck.paths(make_run(Path("/")), make_cluster(), Path(path), shared=True) == []
-    assert sitecheck.paths(make_run(Path("/")), make_cluster(), Path("/work/a"), shared=False) == []
+    assert sitecheck.paths(make_run(Path("/")), make_cluster(), Path("/project/a"), shared=False) == []
 
 
 def test_python_and_model_that_only_one_node_sees_are_refused() -> None:
     config = make_run(Path("/"))
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": "/tmp/m"})})
     lines = sitecheck.paths(
-        config, make_cluster(python="/tmp/venv/bin/python"), Path("/work/a"), shared=False
+        config, make_cluster(python="/tmp/venv/bin/python"), Path("/project/a"), shared=False
     )
     assert [line.split(":")[0] for line in lines] == ["python", "model.path"]
 
@@ -306,12 +306,12 @@ def test_built_in_model_that_no_node_can_fetch_must_be_made_before(
     config = make_run(Path("/"))
     model = config.model.model_copy(update={"builtin": "smollm2-135m-instruct"})
     config = config.model_copy(update={"model": model})
-    (line,) = sitecheck.paths(config, make_cluster(), Path("/work/a"), shared=False)
+    (line,) = sitecheck.paths(config, make_cluster(), Path("/project/a"), shared=False)
     assert "first run hpc-rollart model build" in line
     made = tmp_path / "models" / "smollm2-135m-instruct-0123" / "config.json"
     made.parent.mkdir(parents=True)
     made.write_text("{}")
-    assert sitecheck.paths(config, make_cluster(), Path("/work/a"), shared=False) == []
+    assert sitecheck.paths(config, make_cluster(), Path("/project/a"), shared=False) == []
 
 
 # --- Slurm's commands --------------------------------------------------------------------------------
@@ -326,10 +326,11 @@ def test_slurms_commands_run_in_a_clean_environment_with_a_deadline(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("SLURM_JOB_ID", "SQUEUE_FORMAT", "SLURM_CONF"):
+    for name in ("SLURM_JOB_ID", "SQUEUE_FORMAT"):
         monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", str(tool))  # any file that is there
     shown = sitecommands.run(["squeue"]).splitlines()
-    assert "SLURM_CONF=x" in shown
+    assert f"SLURM_CONF={tool}" in shown
     assert not [line for line in shown if line.startswith(("SLURM_JOB_ID", "SQUEUE_FORMAT"))]
     with pytest.raises(SlurmError, match="squeue: no"):
         sitecommands.run(["squeue", "no"])

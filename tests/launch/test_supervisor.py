@@ -113,3 +113,13 @@ def test_a_lost_node_that_slurm_does_not_take_back_sends_the_job_to_the_queue(
     made._give_back(made.allocation.groups[2], ("g2",))
     end = made._leave("failed", made._stuck)
     assert end.requeue and "node g1 of component generate is lost" in end.message
+
+
+def test_half_an_event_of_a_supervisor_that_was_killed_ends_no_later_job(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    made = make(tmp_path, monkeypatch)
+    made.say("job starts", step=4)
+    with open(made.run_dir / "slurm" / "events.jsonl", "a") as file:
+        file.write('{"t": 1.0, "ev')
+    assert [event["event"] for event in made._events()] == ["job starts"]

@@ -50,8 +50,7 @@ model: $(STAMP) ## fetch and convert the real small model of conf/smollm2.yaml (
 test: $(STAMP) model ## run the tests (real MPI worlds and, as root, a real Slurm on this machine; TESTS=tests/config for a part)
 	@test -x $(BIN)/mpirun || { echo "error: no MPI in $(VENV): remove it and run make venv" >&2; exit 2; }
 	if [ -n "$(TESTS)" ]; then exec $(BIN)/python -m pytest $(TESTS); fi
-	# The tests in Slurm first: they wait most, and the last to start would be waited for.
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore $(ALONE) tests/slurm tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --ignore $(ALONE)
 	$(BIN)/python -m pytest $(ALONE)
 
 lint: $(STAMP) ## check style and types

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,16 +84,32 @@ def complete(config: dict[str, Any], folder: Path, *options: str, timeout: float
     return Run(path, process.returncode, output)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One freshly made policy for all tests here, in a cache away from the user's."""
-    folder = tmp_path_factory.mktemp("models")
-    os.environ["ROLLART_CACHE"] = str(folder)
-    os.environ["ROLLART_TEST_MODEL"] = str(folder)  # `base_config` needs some path, if only to be built from
-    config = base_config() | {"model": {"builtin": "tiny", "max_context": 256}}
-    file = folder / "tiny.yaml"
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache of models away from the user's."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def built(cache: Path) -> str:
+    """Return the folder of one freshly made policy for all tests here."""
+    # `base_config` needs some path, if only to be built from.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLART_TEST_MODEL", str(cache))
+        config = base_config() | {"model": {"builtin": "tiny", "max_context": 256}}
+    file = cache / "tiny.yaml"
     file.write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "hpc_rollart", "model", "build", str(file)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert built.returncode == 0, built.stderr
-    os.environ["ROLLART_TEST_MODEL"] = built.stdout.strip()
+    environment = {**os.environ, "ROLLART_CACHE": str(cache)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def model(cache: Path, built: str) -> Iterator[None]:
+    """Show that policy to the runs of a file, and to those of no other folder's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLLART_CACHE", str(cache))
+        patch.setenv("ROLLART_TEST_MODEL", built)
+        yield

@@ -196,7 +196,7 @@ def test_a_rank_that_is_silent_is_named_after_the_heartbeat(tmp_path: Path) -> N
 def test_a_checkpoint_of_another_run_is_the_new_runs_step_0(whole: Run, tmp_path: Path) -> None:
     config = exact()
     config["run"]["steps"] = 1
-    config["checkpoint"] = {"resume": str(whole.path / "checkpoints" / "step-000003")}
+    config["checkpoint"] = {"resume": str(whole.path / "checkpoints" / f"step-{STEPS - 1:06d}")}
     config["run"]["dir"] = str(tmp_path / "run")
     made = rundir.create(RunConfig.parse(config), ["hpc-rollart", "run"])
     rundir.amend_manifest(made.path, model_dir=config["model"]["path"])
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_another_run_is_the_new_runs_step_0(whole: Run, tmp_path
     (line,) = run.metrics()
     assert (line["step"], line["version"], line["attempt"]) == (0, 0, 0)
     trainer = json.loads((run.path / "checkpoints" / "step-000001" / "trainer.json").read_text())
-    assert trainer == {"step": 1, "updates": 4}
+    assert trainer == {"step": 1, "updates": STEPS}
     # The groups are those of a first step, but another policy plays them.
     first = whole.metrics()[0]
     assert made_of(run.path) == [row for row in made_of(whole.path) if row[0] == 0]

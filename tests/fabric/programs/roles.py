@@ -4,6 +4,7 @@ import json
 import sys
 
 from common import say
+from mpi4py import MPI
 
 from hpc_rollart.fabric import ComponentSpec, WorldError, open_world
 
@@ -21,6 +22,7 @@ def main() -> None:
         world = open_world(COMPONENTS)
     except WorldError as error:
         say(f"WorldError: {error}")
+        MPI.COMM_WORLD.Barrier()  # mpirun ends the others as soon as one has failed
         sys.exit(3)
     weights = world.weights_comm
     facts = {

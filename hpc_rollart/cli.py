@@ -161,7 +161,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Find out whether a run will start, here or on a cluster by a short job. Exit code 2 if it would not."""
-    from hpc_rollart.launch.doctor_command import diagnose
+    from hpc_rollart.doctor.command import diagnose
 
     code = diagnose(
         conf,
@@ -231,14 +231,14 @@ def resubmit(
     time: Time = None,
 ) -> None:
     """Submit another job for a run that ended early; it goes on from its newest checkpoint."""
-    from hpc_rollart.launch import jobs
+    from hpc_rollart.jobs import book
     from hpc_rollart.launch import submit as submitting
     from hpc_rollart.launch.placement import with_choices
     from hpc_rollart.launch.submit_view import submitted
 
     path = _run_dir(run_dir)
-    jobs.latest(path)  # a run that was never submitted has no profile, and this says so
-    profile = jobs.load_resolved_cluster(path, cluster_override or [])
+    book.latest(path)  # a run that was never submitted has no profile, and this says so
+    profile = book.load_resolved_cluster(path, cluster_override or [])
     profile = with_choices(profile, account=account, qos=qos, time=time)
     submitted(submitting.resubmit(path, profile), _console())
 
@@ -250,7 +250,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Show how a run and its Slurm job stand. Exit code 0 while all is well, 3 failed, 130 stopped."""
-    from hpc_rollart.launch.job_status import Watcher
+    from hpc_rollart.jobs.status import Watcher
     from hpc_rollart.launch.submit_view import show_status
 
     code = show_status(Watcher(_run_dir(run_dir)), _console(), again=watch_it, as_json=as_json)
@@ -276,7 +276,7 @@ def logs(
     """Show what the batch step wrote, or a rank, or a component's ranks."""
     import contextlib
 
-    from hpc_rollart.launch import follow as following
+    from hpc_rollart.jobs import follow as following
 
     path = _run_dir(run_dir)
     choice = following.Choice(rank, component, attempt)
@@ -294,7 +294,7 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="At once, without a checkpoint.")] = False,
 ) -> None:
     """End the run's Slurm job for good: it stops in good order, with a checkpoint, and is not requeued."""
-    from hpc_rollart.launch.cancel import cancel as end
+    from hpc_rollart.jobs.cancel import cancel as end
 
     end(_run_dir(run_dir), now=now)
 

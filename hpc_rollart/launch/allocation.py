@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import sitecommands
+from hpc_rollart.jobs import commands
 
 
 class AllocationError(UserError):
@@ -114,7 +114,7 @@ class Allocation:
 
 def expand(nodelist: str) -> tuple[str, ...]:
     """Return the names behind Slurm's short form such as ``h20-[1-2]``, as Slurm itself reads it."""
-    return tuple(sitecommands.run(["scontrol", "show", "hostnames", nodelist]).split()) if nodelist else ()
+    return tuple(commands.run(["scontrol", "show", "hostnames", nodelist]).split()) if nodelist else ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class JobFacts:
 
 def job_facts(job_id: str) -> JobFacts:
     """Ask the controller about a job; of a het job about its leader."""
-    text = sitecommands.run(["scontrol", "--oneliner", "show", "job", job_id]).splitlines()
+    text = commands.run(["scontrol", "--oneliner", "show", "job", job_id]).splitlines()
     found = dict(re.findall(r"(\w+)=(\S*)", text[0])) if text else {}
     end = found.get("EndTime", "")
     try:
@@ -150,7 +150,7 @@ def job_facts(job_id: str) -> JobFacts:
 
 def in_slurms_order(hosts: Sequence[str]) -> tuple[str, ...]:
     """Return nodes as Slurm sorts them, which is not by letters: h20-1 comes before h100-1."""
-    text = sitecommands.run(["scontrol", "show", "hostlistsorted", ",".join(hosts)])
+    text = commands.run(["scontrol", "show", "hostlistsorted", ",".join(hosts)])
     return expand(text.strip())
 
 
@@ -168,10 +168,10 @@ def give_back(group: Group, left: Sequence[str], folder: Path) -> None:
     """
     # scontrol writes scripts for interactive shells into the current directory; they belong to the run's.
     command = ["scontrol", "update", f"JobId={group.job_id}", f"NodeList={','.join(left)}"]
-    sitecommands.run(command, cwd=folder)
+    commands.run(command, cwd=folder)
 
 
 def slurm_version() -> tuple[int, int]:
     """Return the release of the Slurm here, such as (22, 5)."""
-    found = re.search(r"(\d+)\.(\d+)", sitecommands.run(["srun", "--version"]))
+    found = re.search(r"(\d+)\.(\d+)", commands.run(["srun", "--version"]))
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -14,7 +14,8 @@ from hpc_rollart.config import checks, load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, local, rundir, submit
+from hpc_rollart.jobs import book
+from hpc_rollart.launch import local, rundir, submit
 from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.mpirun import find_mpirun
@@ -66,7 +67,7 @@ def resume(run_dir: Path, console: Console, *, live: bool) -> Outcome:
     config = load_resolved(path)
     submit.refuse_if_done(path)
     with contextlib.ExitStack() as alone:
-        alone.enter_context(jobs.alone(path))
+        alone.enter_context(book.alone(path))
         submit.refuse_if_queued(path)
         submit.refuse_if_alive(path)
         if problems := checks.on_this_machine(config):

@@ -10,10 +10,10 @@ import platformdirs
 
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.schema import RunConfig
-from hpc_rollart.launch import sitecommands
+from hpc_rollart.jobs import commands
+from hpc_rollart.jobs.commands import CommandMissing, Runner, SlurmError
 from hpc_rollart.launch.batch import ODD
 from hpc_rollart.launch.placement import Placement, seconds_of, slurm_time
-from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
 
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -73,7 +73,7 @@ def _model(config: RunConfig) -> Iterator[str]:
         )
 
 
-def partitions(placed: Sequence[Placement], cluster: Cluster, runner: Runner = sitecommands.run) -> list[str]:
+def partitions(placed: Sequence[Placement], cluster: Cluster, runner: Runner = commands.run) -> list[str]:
     """Return why Slurm's partitions would never start the job, one line each; it accepts many such jobs.
 
     What Slurm does not say is not checked: sbatch has the last word.

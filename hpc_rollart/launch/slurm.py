@@ -18,11 +18,11 @@ from submitit.core.core import Job
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from hpc_rollart.config.cluster import Cluster
-from hpc_rollart.launch import sitecommands
+from hpc_rollart.jobs import commands
+from hpc_rollart.jobs.commands import CommandTimeout, SlurmError
+from hpc_rollart.jobs.queue import own_jobs
 from hpc_rollart.launch.batch import ODD, Batch, Option
 from hpc_rollart.launch.placement import Placement
-from hpc_rollart.launch.queue import own_jobs
-from hpc_rollart.launch.sitecommands import CommandTimeout, SlurmError
 
 # sbatch's own words for a request that was sent and not answered.
 _UNANSWERED = ("socket timed out", "zero bytes were transmitted")
@@ -67,7 +67,7 @@ class HetSlurmExecutor(SlurmExecutor):
         time_s: float,
         max_requeues: int,
         python: str,
-        runner: sitecommands.Runner = sitecommands.run,
+        runner: commands.Runner = commands.run,
     ) -> None:
         super().__init__(folder, max_num_timeout=max_requeues, python=python)
         self._script = batch
@@ -146,7 +146,7 @@ def make_executor(
     title: Sequence[str],
     directory: str,
     max_requeues: int,
-    runner: sitecommands.Runner,
+    runner: commands.Runner,
 ) -> HetSlurmExecutor:
     """Return what submits one job with a place for each component.
 
@@ -186,7 +186,7 @@ def unconfirmed(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{_SCRIPT}*.sh"), key=lambda path: path.stat().st_mtime)
 
 
-def find(script: Path, runner: sitecommands.Runner) -> int | None:
+def find(script: Path, runner: commands.Runner) -> int | None:
     """Return the job that a script became, or None; every submission's has a name of its own."""
     # By the name alone: the same directory may have several paths.
     return next((job for job, command in own_jobs(runner) if Path(command).name == script.name), None)

@@ -15,13 +15,14 @@ from hpc_rollart.config.cluster import Cluster, partition_of
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
-from hpc_rollart.launch import agent, mpirun, scratch, shield, sitecommands
+from hpc_rollart.jobs import commands
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.jobs.queue import POLL_S
+from hpc_rollart.launch import agent, mpirun, scratch, shield
 from hpc_rollart.launch.allocation import Allocation, in_slurms_order, slurm_version
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR
-from hpc_rollart.launch.queue import POLL_S
 from hpc_rollart.launch.rundir import RunDir, write_json
-from hpc_rollart.launch.sitecommands import SlurmError
 
 # In older ones Slurm's PMIx plugin numbers nodes by name, but ranks by component. 22.05 was seen to fail and
 # 24.11 to work; what is between is refused until somebody has seen it work.
@@ -80,7 +81,7 @@ class SlurmLauncher(abc.ABC):
                 return
             if look and left:
                 with contextlib.suppress(SlurmError):
-                    sitecommands.run(["scancel", "--signal=KILL", *left])
+                    commands.run(["scancel", "--signal=KILL", *left])
             time.sleep(POLL_S)
         print(f"steps {', '.join(left or ['?'])} do not end; Slurm ends them with the job", flush=True)
 
@@ -288,7 +289,7 @@ def steps(job_id: str, name: str) -> list[str] | None:
     """Return the ids of the steps of that name that are still there; None if Slurm does not say."""
     line = ["squeue", "--noheader", "--steps", "--jobs", job_id, "--format=%i %j"]
     try:
-        found = [row.split(maxsplit=1) for row in sitecommands.run(line).splitlines()]
+        found = [row.split(maxsplit=1) for row in commands.run(line).splitlines()]
     except SlurmError:
         return None
     return sorted(row[0] for row in found if row[1:] == [name])

@@ -15,11 +15,12 @@ from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, placement, rundir, sitecheck, sitecommands
-from hpc_rollart.launch.jobs import JobPart, JobRecord
+from hpc_rollart.jobs import book, commands
+from hpc_rollart.jobs.book import JobPart, JobRecord
+from hpc_rollart.jobs.commands import CommandMissing, Runner, SlurmError
+from hpc_rollart.jobs.queue import Queue
+from hpc_rollart.launch import placement, rundir, sitecheck
 from hpc_rollart.launch.placement import Placement
-from hpc_rollart.launch.queue import Queue
-from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
 from hpc_rollart.launch.slurm import (
     HetSlurmExecutor,
     Unconfirmed,
@@ -53,7 +54,7 @@ def submit(
     argv: Sequence[str],
     *,
     shared: bool = False,
-    runner: Runner = sitecommands.run,
+    runner: Runner = commands.run,
 ) -> Submitted:
     """Check, make the run directory and submit; if Slurm refuses, nothing is left.
 
@@ -102,10 +103,10 @@ def submit(
 def script(config: RunConfig, cluster: Cluster, *, shared: bool = False) -> str:
     """Return the batch script that `submit` would submit; makes nothing and needs no Slurm."""
     config, path, placed = _checked(config, cluster, shared=shared)
-    return _executor(path, config, cluster, placed, os.getcwd(), sitecommands.run).script()
+    return _executor(path, config, cluster, placed, os.getcwd(), commands.run).script()
 
 
-def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = sitecommands.run) -> Submitted:
+def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = commands.run) -> Submitted:
     """Submit another job for a run that has ended early; it goes on from the run's checkpoint.
 
     Raises
@@ -124,11 +125,11 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = sitecommands.r
         directory = str(manifest["directory"])
     except (OSError, ValueError, KeyError):
         directory = str(run_dir)
-    with jobs.alone(run_dir):
+    with book.alone(run_dir):
         refuse_if_queued(run_dir, runner)
         refuse_if_alive(run_dir)
         _refuse(sitecheck.partitions(placed, cluster, runner))
-        jobs.clear_cancelled(run_dir)
+        book.clear_cancelled(run_dir)
         return Submitted(run_dir, _submit(run_dir, config, cluster, placed, directory, runner), placed)
 
 
@@ -152,21 +153,21 @@ def _view(run_dir: Path) -> RunView:
     return RunView(run_dir, status=read_status(run_dir) or {})
 
 
-def refuse_if_queued(run_dir: Path, runner: Runner = sitecommands.run) -> None:
+def refuse_if_queued(run_dir: Path, runner: Runner = commands.run) -> None:
     """Raise `UserError` if a job of the run is queued or running: two would write the same files.
 
     A job that nobody confirmed when it was submitted is taken up here if it is there.
     """
-    for script in unconfirmed(jobs.folder(run_dir)):
+    for script in unconfirmed(book.folder(run_dir)):
         job = find(script, runner)
         if job is None:
             forget(script)
         else:
-            cluster = jobs.load_resolved_cluster(run_dir)
+            cluster = book.load_resolved_cluster(run_dir)
             placed = placement.place(load_resolved(run_dir), cluster)
-            jobs.record(run_dir, _record(job, run_dir, cluster, placed))
+            book.record(run_dir, _record(job, run_dir, cluster, placed))
             take_up(script, job)
-    for record in jobs.records(run_dir)[-1:]:
+    for record in book.records(run_dir)[-1:]:
         state = Queue(record.job, runner).state()
         if state.there:
             raise UserError(
@@ -197,7 +198,7 @@ def _refuse(lines: list[str]) -> None:
 
 def _need_sbatch(runner: Runner) -> None:
     """Find out that there is no Slurm before anything is made."""
-    if runner is sitecommands.run and shutil.which("sbatch") is None:
+    if runner is commands.run and shutil.which("sbatch") is None:
         raise CommandMissing("no sbatch here: run this on a login node of the cluster")
 
 
@@ -209,14 +210,14 @@ def _submit(
     directory: str,
     runner: Runner,
 ) -> JobRecord:
-    jobs.write_cluster(run_dir, cluster)
-    folder = jobs.folder(run_dir)
+    book.write_cluster(run_dir, cluster)
+    folder = book.folder(run_dir)
     folder.mkdir(exist_ok=True)
     executor = _executor(run_dir, config, cluster, placed, directory, runner)
     try:
         submitted = executor.submit(supervise(run_dir))
         record = _record(int(submitted.job_id), run_dir, cluster, placed)
-        jobs.record(run_dir, record)
+        book.record(run_dir, record)
     except Unconfirmed as error:
         raise Unconfirmed(
             f"{error}\n{run_dir} is kept: hpc-rollart resubmit {shlex.quote(str(run_dir))} takes the job up "
@@ -242,7 +243,7 @@ def _take_back(job: int, run_dir: Path, why: BaseException, runner: Runner) -> N
 
 
 def _record(job: int, run_dir: Path, cluster: Cluster, placed: list[Placement]) -> JobRecord:
-    folder = jobs.folder(run_dir)
+    folder = book.folder(run_dir)
     return JobRecord(
         job=job,
         submitted=time.time(),
@@ -283,7 +284,7 @@ def _executor(
         "Written by hpc-rollart submit; to submit again, use hpc-rollart resubmit.",
     ]
     return make_executor(
-        jobs.folder(run_dir),
+        book.folder(run_dir),
         cluster,
         placed,
         name=config.run.name,

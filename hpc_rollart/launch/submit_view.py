@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 
-from hpc_rollart.launch.job_status import Watcher, render
+from hpc_rollart.jobs.queue import POLL_S
+from hpc_rollart.jobs.status import Watcher, render
 from hpc_rollart.launch.placement import slurm_time
-from hpc_rollart.launch.queue import POLL_S
 from hpc_rollart.launch.submit import Submitted
 
 

@@ -22,16 +22,17 @@ from rich.console import Console
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor.nodes import short_checks
+from hpc_rollart.doctor.results import Finding
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, sentinel
+from hpc_rollart.jobs import book
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.launch import sentinel
 from hpc_rollart.launch.allocation import Allocation, Group, give_back, job_facts
 from hpc_rollart.launch.attempt import Attempt, next_attempt
-from hpc_rollart.launch.doctor_findings import Finding
-from hpc_rollart.launch.doctor_nodes import short_checks
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import check_nodes
 from hpc_rollart.launch.rundir import RunDir, amend_manifest
-from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.slurm_world import make_launcher
 from hpc_rollart.launch.view import close_status, reopen_status
 from hpc_rollart.launch.world import Outcome, World
@@ -146,7 +147,7 @@ class Supervisor:
             The run cannot start at all.
         """
         self.config = load_resolved(self.run_dir)
-        self.cluster = jobs.load_resolved_cluster(self.run_dir)
+        self.cluster = book.load_resolved_cluster(self.run_dir)
         manifest = json.loads((self.run_dir / "manifest.json").read_text(encoding="utf-8"))
         run = RunDir(self.run_dir, manifest["run_id"])
         self.allocation = Allocation.of_this_job(self.config)
@@ -270,7 +271,7 @@ class Supervisor:
 
     def _give_back(self, group: Group, left: tuple[str, ...]) -> None:
         try:
-            give_back(group, left, jobs.folder(self.run_dir))
+            give_back(group, left, book.folder(self.run_dir))
         except SlurmError as error:
             # Slurm 22.05 does not let go of a component's first node. The whole job goes back into the queue
             # before Slurm takes the node for down and breaks the job apart.
@@ -318,7 +319,7 @@ class Supervisor:
     def _no_requeue(self) -> str:
         """Return why the job does not go back into the queue, or nothing if it does."""
         limit = self.config.launch.max_requeues
-        if jobs.is_cancelled(self.run_dir):
+        if book.is_cancelled(self.run_dir):
             return "cancelled; go on with hpc-rollart resubmit"
         if not self.cluster.requeue:
             return "the cluster's profile says requeue: false; go on with hpc-rollart resubmit"
@@ -359,7 +360,7 @@ class Supervisor:
             The newest record in jobs.jsonl is not this job, even a while after it began.
         """
         end = time.monotonic() + _RECORD_S  # it is written when sbatch has answered
-        while (records := jobs.records(self.run_dir)) and time.monotonic() < end:
+        while (records := book.records(self.run_dir)) and time.monotonic() < end:
             if str(records[-1].job) == self.allocation.job_id:
                 return
             time.sleep(1.0)

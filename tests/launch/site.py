@@ -6,7 +6,7 @@ from typing import Any
 
 from hpc_rollart.config import RunConfig
 from hpc_rollart.config.cluster import Cluster
-from hpc_rollart.launch.sitecommands import SlurmError, explain
+from hpc_rollart.jobs.commands import SlurmError, explain
 from hpc_rollart.launch.submit import Submitted, submit
 
 # What squeue says of the usual run's job, `squeue_command`'s columns.
@@ -18,7 +18,7 @@ Answer = str | SlurmError | Callable[[Sequence[str]], str]
 
 
 def refused(name: str, said: str) -> SlurmError:
-    """Return what `sitecommands.run` raises when a command refuses."""
+    """Return what `commands.run` raises when a command refuses."""
     return SlurmError(explain(name, said), said)
 
 

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from hpc_rollart.config import ConfigError
 from hpc_rollart.errors import LaunchError, UserError
-from hpc_rollart.launch import foreground, jobs, local, rundir
+from hpc_rollart.jobs import book
+from hpc_rollart.jobs.book import JobRecord
+from hpc_rollart.jobs.queue import JobState, Part, Queue
+from hpc_rollart.launch import foreground, local, rundir
 from hpc_rollart.launch.attempt import Attempt
-from hpc_rollart.launch.jobs import JobRecord
-from hpc_rollart.launch.queue import JobState, Part, Queue
 from hpc_rollart.launch.world import Outcome
 from tests.launch.conftest import make_config
 from tests.launch.fake_rank import write_status
@@ -59,8 +60,8 @@ def test_next_attempt_of_the_same_run_is_started(run_dir: Path, worlds: list[tup
 def test_run_whose_job_is_queued_is_not_started_here(
     run_dir: Path, worlds: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs.folder(run_dir).mkdir()
-    jobs.record(run_dir, JobRecord(7, 0.0, "", "", 60.0))
+    book.folder(run_dir).mkdir()
+    book.record(run_dir, JobRecord(7, 0.0, "", "", 60.0))
     monkeypatch.setattr(Queue, "state", lambda _: JobState((Part(0, "PENDING"),)))
     with pytest.raises(UserError, match="job 7 of this run is still waiting"):
         resume(run_dir)
@@ -70,11 +71,11 @@ def test_run_whose_job_is_queued_is_not_started_here(
 def test_run_that_somebody_submits_or_resumes_is_not_started_here(
     run_dir: Path, worlds: list[tuple[Any, ...]]
 ) -> None:
-    with jobs.alone(run_dir), pytest.raises(UserError, match="somebody else submits or resumes"):
+    with book.alone(run_dir), pytest.raises(UserError, match="somebody else submits or resumes"):
         resume(run_dir)
     assert not worlds
     assert resume(run_dir).state == "done"
-    assert not jobs.folder(run_dir).exists()
+    assert not book.folder(run_dir).exists()
 
 
 def test_others_are_kept_away_until_the_run_reports(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +85,7 @@ def test_others_are_kept_away_until_the_run_reports(run_dir: Path, monkeypatch: 
         for state in ("starting", "running"):
             write_status(run_dir, state=state)
             on_poll(SimpleNamespace(stopping=False))
-            held.append((jobs.folder(run_dir) / "submitting").exists())
+            held.append((book.folder(run_dir) / "submitting").exists())
         return Outcome("done")
 
     monkeypatch.setattr(local, "run_world", run_world)

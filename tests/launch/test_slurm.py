@@ -9,10 +9,10 @@ import pytest
 
 from hpc_rollart.config import ConfigError, load
 from hpc_rollart.config.cluster import Cluster, load_cluster
+from hpc_rollart.jobs.commands import clean_environment
 from hpc_rollart.launch import submit
 from hpc_rollart.launch.batch import Batch, HetComponent
 from hpc_rollart.launch.placement import place, seconds_of, slurm_time, with_choices
-from hpc_rollart.launch.sitecommands import clean_environment
 from tests.launch.site import make_cluster, make_run
 
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,14 @@ import pytest
 from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.errors import LaunchError, RunFailed
-from hpc_rollart.launch import agent, shield, sitecommands
+from hpc_rollart.jobs import commands
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.launch import agent, shield
 from hpc_rollart.launch.allocation import Allocation, Group
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.gpus import show_own_gpus
 from hpc_rollart.launch.mpirun import without_foreign
 from hpc_rollart.launch.rundir import RunDir
-from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.slurm_world import MpirunLauncher, refuse_node_order, scratch_base
 from tests.launch.conftest import make_config
 
@@ -149,4 +150,4 @@ def _status(pid: int, name: str) -> str:
 def test_a_slurm_conf_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     with pytest.raises(SlurmError, match=r"SLURM_CONF names /nowhere/slurm\.conf, which is no file here"):
-        sitecommands.run(["squeue"])
+        commands.run(["squeue"])

@@ -14,9 +14,10 @@ import pytest
 
 from hpc_rollart.config import ConfigError, load_resolved
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, sitecheck, sitecommands, submit
+from hpc_rollart.jobs import book, commands
+from hpc_rollart.jobs.commands import CommandMissing, CommandTimeout, SlurmError
+from hpc_rollart.launch import sitecheck, submit
 from hpc_rollart.launch.rundir import amend_manifest
-from hpc_rollart.launch.sitecommands import CommandMissing, CommandTimeout, SlurmError
 from hpc_rollart.launch.slurm import Unconfirmed
 from tests.launch.fake_rank import write_status
 from tests.launch.site import ENDED, PENDING, RUNNING, FakeSlurm, make_cluster, make_run, refused, sent
@@ -35,9 +36,9 @@ def test_submitted_run_has_its_profile_its_script_and_a_record_of_its_job(tmp_pa
     result = sent(tmp_path, account="proj")
     run = result.run_dir
     assert stat.S_IMODE(run.stat().st_mode) == 0o700
-    assert jobs.load_resolved_cluster(run) == make_cluster(account="proj")
-    (record,) = jobs.records(run)
-    assert record == result.job == jobs.latest(run)
+    assert book.load_resolved_cluster(run) == make_cluster(account="proj")
+    (record,) = book.records(run)
+    assert record == result.job == book.latest(run)
     assert (record.job, record.time_s) == (4711, 7200.0)
     assert [part.component for part in record.components] == list(load_resolved(run).components)
     assert [(part.partition, part.nodes, part.ranks, part.gpus) for part in record.components] == [
@@ -189,10 +190,10 @@ def test_job_that_sbatch_did_not_confirm_is_recorded_if_squeue_lists_it(
     tmp_path: Path, error: BaseException
 ) -> None:
     run = sent(tmp_path, SilentSlurm(error, lists=True)).run_dir
-    assert [record.job for record in jobs.records(run)] == [4711]
+    assert [record.job for record in book.records(run)] == [4711]
     assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
     again = submit.resubmit(run, make_cluster(), runner=SilentAfterEnd(error))
-    assert again.job.job == 4711 and len(jobs.records(run)) == 2
+    assert again.job.job == 4711 and len(book.records(run)) == 2
 
 
 class SilentAfterEnd(SilentSlurm):
@@ -216,12 +217,12 @@ def test_job_of_which_nobody_knows_keeps_its_directory_and_is_taken_up_later(
     run = tmp_path / "demo"
     for text in (words, "may be in the queue all the same", "squeue --me", f"hpc-rollart resubmit {run}"):
         assert text in str(caught.value)
-    assert jobs.records(run) == []
+    assert book.records(run) == []
     slurm.lists = True
     with pytest.raises(UserError, match="job 4711 of this run is still waiting"):
         submit.resubmit(run, make_cluster(), runner=slurm)
     assert slurm.names().count("sbatch") == 1
-    record = jobs.latest(run)
+    record = book.latest(run)
     assert record.job == 4711 and "#SBATCH hetjob" in Path(record.script).read_text()
     assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
 
@@ -231,7 +232,7 @@ def test_job_that_never_came_is_forgotten_when_the_run_is_submitted_again(tmp_pa
         sent(tmp_path, SilentSlurm(SILENT[0], lists=False))
     slurm = FakeSlurm(squeue="7|/x/other.sh\n")
     run = submit.resubmit(tmp_path / "demo", make_cluster(), runner=slurm).run_dir
-    assert [record.job for record in jobs.records(run)] == [4711]
+    assert [record.job for record in book.records(run)] == [4711]
     assert sorted(os.listdir(run / "slurm")) == ["4711_submission.sh", "4711_submitted.pkl", "jobs.jsonl"]
 
 
@@ -239,7 +240,7 @@ def test_job_that_cannot_be_recorded_is_cancelled(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(jobs, "record", full)
+    monkeypatch.setattr(book, "record", full)
     slurm = FakeSlurm()
     with pytest.raises(OSError, match="No space left"):
         sent(tmp_path, slurm)
@@ -254,7 +255,7 @@ def test_ctrl_c_before_sbatch_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "write_cluster", interrupt)
+    monkeypatch.setattr(book, "write_cluster", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sent(tmp_path)
     assert os.listdir(tmp_path) == []
@@ -329,13 +330,13 @@ def test_slurms_commands_run_in_a_clean_environment_with_a_deadline(
     for name in ("SLURM_JOB_ID", "SQUEUE_FORMAT"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("SLURM_CONF", str(tool))  # any file that is there
-    shown = sitecommands.run(["squeue"]).splitlines()
+    shown = commands.run(["squeue"]).splitlines()
     assert f"SLURM_CONF={tool}" in shown
     assert not [line for line in shown if line.startswith(("SLURM_JOB_ID", "SQUEUE_FORMAT"))]
     with pytest.raises(SlurmError, match="squeue: no"):
-        sitecommands.run(["squeue", "no"])
+        commands.run(["squeue", "no"])
     with pytest.raises(CommandTimeout, match=r"squeue has not answered within 0\.2 s"):
-        sitecommands.run(["squeue", "slow"], deadline_s=0.2)
+        commands.run(["squeue", "slow"], deadline_s=0.2)
 
 
 # --- resubmit ----------------------------------------------------------------------------------------
@@ -344,14 +345,14 @@ def test_slurms_commands_run_in_a_clean_environment_with_a_deadline(
 def test_resubmitting_adds_a_job_to_the_same_run_and_forgets_the_cancellation(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
     amend_manifest(run, directory="/where/it/began")
-    jobs.mark_cancelled(run, 4711)
-    cluster = jobs.load_resolved_cluster(run, ["time=4h"])
+    book.mark_cancelled(run, 4711)
+    cluster = book.load_resolved_cluster(run, ["time=4h"])
     result = submit.resubmit(run, cluster, runner=FakeSlurm(sbatch="Submitted batch job 4800\n"))
-    assert [record.job for record in jobs.records(run)] == [4711, 4800]
-    assert not jobs.is_cancelled(run)
+    assert [record.job for record in book.records(run)] == [4711, 4800]
+    assert not book.is_cancelled(run)
     text = Path(result.job.script).read_text()
     assert "--time=04:00:00" in text and "--chdir=/where/it/began" in text
-    assert jobs.load_resolved_cluster(run).time == 14400.0
+    assert book.load_resolved_cluster(run).time == 14400.0
 
 
 @pytest.mark.parametrize("lines", [RUNNING, PENDING, RUNNING.replace("RUNNING", "NEWSTATE")])
@@ -365,7 +366,7 @@ def test_run_whose_job_is_still_there_is_not_submitted_again(tmp_path: Path, lin
 
 def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
-    with jobs.alone(run), pytest.raises(UserError, match="somebody else submits or resumes"):
+    with book.alone(run), pytest.raises(UserError, match="somebody else submits or resumes"):
         submit.resubmit(run, make_cluster(), runner=FakeSlurm())
     # One that was killed long ago keeps nobody out.
     left = run / "slurm" / "submitting"
@@ -404,7 +405,7 @@ def test_of_two_that_find_an_abandoned_submission_the_later_one_leaves_the_other
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", late)
-    with pytest.raises(UserError, match="somebody else"), jobs.alone(run):
+    with pytest.raises(UserError, match="somebody else"), book.alone(run):
         pass
     assert left.read_text() == "another's"
     assert not list(left.parent.glob(".submitting*"))

@@ -7,9 +7,10 @@ import pytest
 
 from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, supervisor
+from hpc_rollart.jobs import book
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.launch import supervisor
 from hpc_rollart.launch.allocation import Allocation, AllocationError, Group, JobFacts
-from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.supervisor import Supervisor
 from tests.launch.conftest import make_config
 
@@ -63,7 +64,7 @@ def test_limits_of_profile_and_config_hold_and_say_how_to_go_on(
 
 def test_a_cancelled_run_does_not_come_back(tmp_path: Path, monkeypatch: Patch) -> None:
     made = make(tmp_path, monkeypatch)
-    jobs.mark_cancelled(made.run_dir, 7)
+    book.mark_cancelled(made.run_dir, 7)
     assert not made._leave("interrupted", "received TERM").requeue
 
 

@@ -16,11 +16,13 @@ import pytest
 
 from hpc_rollart.config import ConfigError, RunConfig
 from hpc_rollart.config.cluster import Cluster, load_cluster
-from hpc_rollart.launch import cancel, follow, job_status, jobs, submit
-from hpc_rollart.launch.follow import Choice
+from hpc_rollart.jobs import book, cancel, follow
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.jobs.follow import Choice
+from hpc_rollart.jobs.queue import Phase, Queue
+from hpc_rollart.jobs.status import Watcher
+from hpc_rollart.launch import submit
 from hpc_rollart.launch.placement import with_choices
-from hpc_rollart.launch.queue import Phase, Queue
-from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.submit import Submitted
 from tests.slurm.conftest import Testbed
 
@@ -103,7 +105,7 @@ def shared(testbed: Testbed) -> Iterator[Path]:
     path.mkdir(mode=0o755)
     yield path
     for run in path.glob("*/slurm"):
-        for record in jobs.records(run.parent):
+        for record in book.records(run.parent):
             testbed.run("scancel", str(record.job))
             queue = Queue(record.job, every_s=1.0)
             wait(lambda queue=queue: not queue.state().there, f"job {record.job} to end")
@@ -157,7 +159,7 @@ def test_real_job_has_its_components_its_environment_and_ends_in_good_order(
     assert "gres:gpu:h100:1" in shown[0] and "gres:gpu:h20:1" in shown[1] and "gres" not in shown[2]
     assert all("Requeue=1" in line and "TimeLimit=00:05:00" in line for line in shown)
 
-    status = job_status.Watcher(run).look()
+    status = Watcher(run).look()
     assert (status.verdict, status.exit_code, status.requeues) == ("starting", 0, 0)
     assert all(part.time_left_s and part.state == "RUNNING" for part in status.components)
     with pytest.raises(Exception, match=f"job {job} of this run is still running"):
@@ -171,12 +173,12 @@ def test_real_job_has_its_components_its_environment_and_ends_in_good_order(
     follow.follow(run, Choice(), 0, out.append)
     text = b"".join(out).decode()
     assert "the stand-in is at work" in text and "stopped by ['SIGTERM']" in text
-    assert job_status.Watcher(run).look().verdict == "stopped"
+    assert Watcher(run).look().verdict == "stopped"
     assert not cancel.cancel(run, say=said.append)
 
     (run / "seen.json").unlink()
-    again = submit.resubmit(run, jobs.load_resolved_cluster(run))
-    assert not jobs.is_cancelled(run)
+    again = submit.resubmit(run, book.load_resolved_cluster(run))
+    assert not book.is_cancelled(run)
     assert at_work(run)["env"]["SLURM_JOB_ID"] == str(again.job.job)
     assert cancel.cancel(run, now=True, say=said.append)
     assert said[-1] == f"job {again.job.job} is cancelled"
@@ -187,13 +189,16 @@ def test_job_that_has_to_wait_says_why_and_is_cancelled_before_it_starts(
 ) -> None:
     held = cluster.model_copy(update={"options": {"hold": True}})
     result = send(config_in(shared), held)
-    status = job_status.Watcher(result.run_dir).look()
-    assert (status.verdict, {part.reason for part in status.components}) == ("waiting", {"JobHeldUser"})
+    status = Watcher(result.run_dir).look()
+    assert (status.verdict, {part.reason for part in status.components}) == (
+        "waiting",
+        {"JobHeldUser"},
+    )
     assert "scontrol release" in status.components[0].explanation
     said: list[str] = []
     assert cancel.cancel(result.run_dir, say=said.append)
     assert said == [f"job {result.job.job} is cancelled"]
-    assert job_status.Watcher(result.run_dir).look().verdict == "stopped"
+    assert Watcher(result.run_dir).look().verdict == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpc_rollart.config.cluster import Cluster, partition_of
 from hpc_rollart.config.schema import RunConfig
-from hpc_rollart.launch.doctor_findings import Finding
+from hpc_rollart.doctor.results import Finding
 from hpc_rollart.launch.nodes import NodeReport, visible_gpus
 
 Check = Callable[[Sequence[NodeReport], RunConfig, Cluster], Iterator[Finding]]

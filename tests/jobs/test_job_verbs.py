@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import cancel, follow, job_status, jobs, submit
-from hpc_rollart.launch.follow import Choice
-from hpc_rollart.launch.queue import Queue
+from hpc_rollart.jobs import book, cancel, follow
+from hpc_rollart.jobs.follow import Choice
+from hpc_rollart.jobs.queue import Queue
+from hpc_rollart.jobs.status import Status, Watcher, render
+from hpc_rollart.launch import submit
 from tests.launch.fake_rank import write_status
 from tests.launch.site import ENDED, PENDING, RUNNING, Answer, FakeClock, FakeSlurm, refused, sent
 
@@ -55,7 +57,7 @@ def test_running_job_is_asked_to_stop_and_marked_so_that_nobody_requeues_it(tmp_
     run = sent(tmp_path).run_dir
     was, said, calls = cancelled(run, Job(RUNNING))
     assert was and calls == [SIGNAL] and said[-1] == "job 4711 has stopped"
-    assert jobs.is_cancelled(run)
+    assert book.is_cancelled(run)
 
 
 def test_job_that_does_not_stop_is_ended_after_the_deadline(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_cancelling_a_job_that_has_ended_says_so(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
     was, said, calls = cancelled(run, Job(ENDED))
     assert not was and calls == [] and said == ["job 4711 has ended already"]
-    assert not jobs.is_cancelled(run)
+    assert not book.is_cancelled(run)
 
 
 def test_run_that_was_never_submitted_cannot_be_cancelled(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_logs_of_the_batch_step_of_a_rank_and_of_a_component(tmp_path: Path) -> 
     run = sent(tmp_path).run_dir
     with pytest.raises(UserError, match="job 4711 has not started"):
         shown(run, Choice())
-    Path(jobs.latest(run).log).write_text("one\ntwo\nthree\n")
+    Path(book.latest(run).log).write_text("one\ntwo\nthree\n")
     assert shown(run, Choice(), 2) == "two\nthree\n"
     assert shown(run, Choice()) == "one\ntwo\nthree\n"
     write_log(run, 0, "env-19.log", "old\n")
@@ -188,15 +190,15 @@ def test_following_a_run_of_this_machine_ends_with_the_run(tmp_path: Path) -> No
 # --- status ------------------------------------------------------------------------------------------
 
 
-def status_of(run: Path, **answers: Answer) -> job_status.Status:
+def status_of(run: Path, **answers: Answer) -> Status:
     slurm = FakeSlurm(**answers)
-    return job_status.Watcher(run, lambda job: Queue(job, slurm)).look()
+    return Watcher(run, lambda job: Queue(job, slurm)).look()
 
 
-def page(status: job_status.Status) -> str:
+def page(status: Status) -> str:
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(job_status.render(status))
+        console.print(render(status))
     return capture.get()
 
 
@@ -284,7 +286,7 @@ def test_what_the_job_before_did_says_nothing_of_the_present_one(tmp_path: Path)
 
 def test_job_that_was_cancelled_before_it_said_anything_is_stopped_and_not_failed(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
-    jobs.mark_cancelled(run, 4711)
+    book.mark_cancelled(run, 4711)
     assert status_of(run, squeue=ENDED).verdict == "stopped"
 
 
@@ -302,4 +304,4 @@ def test_damaged_record_of_jobs_is_an_error_that_names_the_file(tmp_path: Path) 
     run = sent(tmp_path).run_dir
     (run / "slurm" / "jobs.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"jobs\.jsonl: cannot be read"):
-        jobs.latest(run)
+        book.latest(run)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from hpc_rollart.launch import sitecommands
-from hpc_rollart.launch.sitecommands import CommandMissing, Runner, SlurmError
+from hpc_rollart.jobs import commands
+from hpc_rollart.jobs.commands import CommandMissing, Runner, SlurmError
 
 POLL_S = 5.0
 
@@ -135,7 +135,7 @@ class Queue:
     """
 
     job: int
-    runner: Runner = sitecommands.run
+    runner: Runner = commands.run
     clock: Callable[[], float] = time.monotonic
     every_s: float = POLL_S
     _asked: float = float("-inf")

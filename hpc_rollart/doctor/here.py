@@ -17,11 +17,11 @@ import platformdirs
 from hpc_rollart.config import checks
 from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor.nodes import GIB, MIN_RUN_DIR, MIN_SCRATCH, SHM_A_RANK, size
+from hpc_rollart.doctor.probe import PACKAGES
+from hpc_rollart.doctor.results import Finding, from_line
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import mpirun
-from hpc_rollart.launch.doctor_findings import Finding, from_line
-from hpc_rollart.launch.doctor_nodes import GIB, MIN_RUN_DIR, MIN_SCRATCH, SHM_A_RANK, size
-from hpc_rollart.launch.doctor_rank import PACKAGES
 
 # Linux has 108 bytes for the path of a socket, the last of them zero.
 _SOCKET_PATH = 107

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.config.schema import Seconds
+from hpc_rollart.doctor import by_job, examine, results
+from hpc_rollart.doctor.examine import Say
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import doctor, doctor_findings, doctor_job
-from hpc_rollart.launch.doctor import Say
 from hpc_rollart.launch.placement import with_choices
 
 
@@ -52,31 +52,31 @@ def diagnose(
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
-    config = doctor.load_unchecked(conf, list(overrides))
+    config = examine.load_unchecked(conf, list(overrides))
     limit_s = _seconds(wait)
-    inside = doctor_job.inside_job(config)
+    inside = by_job.inside_job(config)
     name = cluster or (config.cluster if inside else None)
     with _telling() as say:
         if name is None:
-            where, found = "this machine", doctor.examine_here(config, say)
+            where, found = "this machine", examine.examine_here(config, say)
         else:
             profile = with_choices(
                 load_cluster(name, list(cluster_overrides)), account=account, qos=qos, time=None
             )
             if inside:
-                where, found = "this job's nodes", doctor_job.examine_inside(config, profile, say)
+                where, found = "this job's nodes", by_job.examine_inside(config, profile, say)
             else:
-                asked = doctor_job.Wait(limit_s, say)
+                asked = by_job.Wait(limit_s, say)
                 where, found = (
                     f"cluster {Path(name).stem}",
-                    doctor_job.examine_cluster(config, profile, asked, shared=shared),
+                    by_job.examine_cluster(config, profile, asked, shared=shared),
                 )
     took_s = time.monotonic() - began
     if as_json:
-        print(doctor_findings.as_json(found, where, took_s))
+        print(results.as_json(found, where, took_s))
     else:
-        doctor_findings.show(found, where, Console(), took_s)
-    return doctor_findings.exit_code(found)
+        results.show(found, where, Console(), took_s)
+    return results.exit_code(found)
 
 
 def _seconds(text: str) -> float:

@@ -4,7 +4,8 @@ from datetime import datetime
 
 import pytest
 
-from hpc_rollart.launch.queue import (
+from hpc_rollart.jobs.commands import CommandMissing, SlurmError
+from hpc_rollart.jobs.queue import (
     PHASES,
     JobState,
     Part,
@@ -15,8 +16,7 @@ from hpc_rollart.launch.queue import (
     parse_squeue,
     phase_of,
 )
-from hpc_rollart.launch.reasons import explain_reason
-from hpc_rollart.launch.sitecommands import CommandMissing, SlurmError
+from hpc_rollart.jobs.reasons import explain_reason
 from tests.launch.site import FakeClock, FakeSlurm, refused
 
 # As Slurm 22.05 writes them.

@@ -11,11 +11,11 @@ from typing import Protocol
 from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs
+from hpc_rollart.jobs import book
+from hpc_rollart.jobs.commands import Runner, SlurmError
+from hpc_rollart.jobs.commands import run as run_command
+from hpc_rollart.jobs.queue import Queue
 from hpc_rollart.launch.attempt import logs, next_number
-from hpc_rollart.launch.queue import Queue
-from hpc_rollart.launch.sitecommands import Runner, SlurmError
-from hpc_rollart.launch.sitecommands import run as run_command
 from hpc_rollart.launch.view import RunView
 
 POLL_S = 1.0
@@ -54,7 +54,7 @@ class Choice:
     def files(self, run_dir: Path) -> list[Path]:
         """Return the files as of now; those that are not there yet come later."""
         if self.rank is None and self.component is None and self.attempt is None:
-            submitted = jobs.records(run_dir)
+            submitted = book.records(run_dir)
             if submitted:
                 return [Path(submitted[-1].log)]
         number = next_number(run_dir) - 1 if self.attempt is None else self.attempt
@@ -159,7 +159,7 @@ class _Over:
         self._queue: Queue | None = None
 
     def __call__(self) -> bool:
-        submitted = jobs.records(self._run_dir)
+        submitted = book.records(self._run_dir)
         if not submitted:  # a run on this machine
             self._view.refresh()
             return self._view.final
@@ -191,7 +191,7 @@ def _offset_of_last(path: Path, lines: int) -> int:
 
 
 def _where(run_dir: Path, choice: Choice) -> str:
-    submitted = jobs.records(run_dir)
+    submitted = book.records(run_dir)
     if submitted and choice == Choice():
         return f"job {submitted[-1].job} has not started; see hpc-rollart status {run_dir}"
     number = next_number(run_dir) - 1 if choice.attempt is None else choice.attempt

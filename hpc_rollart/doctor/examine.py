@@ -11,14 +11,15 @@ from pathlib import Path
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.load import check_document
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor import here
+from hpc_rollart.doctor.nodes import node_findings, short_checks
+from hpc_rollart.doctor.probe import PACKAGES
+from hpc_rollart.doctor.results import Finding, from_line
+from hpc_rollart.doctor.world import try_world
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import doctor_here, rundir
+from hpc_rollart.launch import rundir
 from hpc_rollart.launch.allocation import Allocation
 from hpc_rollart.launch.attempt import Attempt
-from hpc_rollart.launch.doctor_findings import Finding, from_line
-from hpc_rollart.launch.doctor_nodes import node_findings, short_checks
-from hpc_rollart.launch.doctor_rank import PACKAGES
-from hpc_rollart.launch.doctor_world import try_world
 from hpc_rollart.launch.mpirun import LocalLauncher
 from hpc_rollart.launch.nodes import check_nodes
 from hpc_rollart.launch.rundir import RunDir
@@ -49,12 +50,12 @@ def examine_here(config: RunConfig, say: Say = lambda _: None) -> list[Finding]:
         Told what is being done.
     """
     say("looking at this machine")
-    found = doctor_here.configuration(config, here=True)
-    found += doctor_here.packages()
-    found += doctor_here.storage(config)
-    found += doctor_here.model(config)
-    found += doctor_here.cores(config)
-    found += doctor_here.scratch(config, LocalLauncher.scratch)
+    found = here.configuration(config, here=True)
+    found += here.packages()
+    found += here.storage(config)
+    found += here.model(config)
+    found += here.cores(config)
+    found += here.scratch(config, LocalLauncher.scratch)
     blocking = {"configuration", "packages", "mpirun", "/dev/shm", "scratch", "run directory"}
     if any(finding.level == "fail" and finding.check in blocking for finding in found):
         return [*found, Finding("MPI world", "this machine", "skipped", "not started: mend the above first")]
@@ -84,7 +85,7 @@ def examine_job(
     say(f"asking {len(allocation.hosts)} nodes")
     packages = () if cluster.container else PACKAGES  # inside the image the ranks compare them
     try:
-        found += doctor_here.socket_path(scratch_base(cluster))
+        found += here.socket_path(scratch_base(cluster))
         with _to_see(config) as see:
             reports = check_nodes(
                 config,
@@ -126,7 +127,7 @@ def temporary_run(
     tuple
         The config with this directory in it, and the directory.
     """
-    beside = doctor_here.existing_parent(Path(config.run.dir).expanduser().absolute())
+    beside = here.existing_parent(Path(config.run.dir).expanduser().absolute())
     path = Path(tempfile.mkdtemp(prefix=".rollart-doctor-", dir=beside))
     small = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(path)})})
     try:
@@ -144,7 +145,7 @@ def _to_see(config: RunConfig) -> Iterator[Path | None]:
     if config.model.path is not None:
         yield Path(config.model.path).expanduser().absolute()
         return
-    root = doctor_here.cache_root()
+    root = here.cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         marker = tempfile.NamedTemporaryFile(prefix=".rollart-doctor-", dir=root)  # noqa: SIM115

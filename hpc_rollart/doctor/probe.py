@@ -1,6 +1,6 @@
 """What the ranks of the doctor's world run: who is where, sees what, and how fast is the way.
 
-Started as a run's ranks are, ``python -m hpc_rollart.launch.doctor_rank RUN_DIR ATTEMPT``. The coordinator
+Started as a run's ranks are, ``python -m hpc_rollart.doctor.probe RUN_DIR ATTEMPT``. The coordinator
 leads: it gathers a card from every rank, has pairs of ranks measure the way between them, one pair after the
 other, and writes RUN/doctor/world.json. Each process keeps a note of how far it came, for when all hang.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from hpc_rollart.config.layout import Block, blocks, world_size
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor.gpu import device_count, measure_nccl
 from hpc_rollart.errors import RunFailed
 from hpc_rollart.fabric.errors import WorldError
 from hpc_rollart.fabric.world import COMPONENT_VARIABLE, ComponentSpec, World, open_world
 from hpc_rollart.launch import nodecheck
 from hpc_rollart.launch.attempt import Attempt
-from hpc_rollart.launch.doctor_gpu import device_count, measure_nccl
 from hpc_rollart.launch.gpus import GPU_VENDOR, show_own_gpus
 from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.rundir import write_json

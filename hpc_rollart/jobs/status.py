@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from hpc_rollart.config.load import load_resolved
-from hpc_rollart.launch import jobs
+from hpc_rollart.jobs import book
+from hpc_rollart.jobs.book import JobRecord
+from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.jobs.queue import JobState, Phase, Queue
+from hpc_rollart.jobs.reasons import explain_reason
 from hpc_rollart.launch.attempt import next_number
-from hpc_rollart.launch.jobs import JobRecord
 from hpc_rollart.launch.progress import clock as clock_text
-from hpc_rollart.launch.queue import JobState, Phase, Queue
-from hpc_rollart.launch.reasons import explain_reason
-from hpc_rollart.launch.sitecommands import SlurmError
 from hpc_rollart.launch.view import RunView, tenths
 
 Verdict = Literal["waiting", "starting", "running", "stopping", "done", "failed", "stopped", "unknown"]
@@ -110,12 +110,12 @@ class Watcher:
     def look(self) -> Status:
         """Return how the run stands now."""
         self._view.refresh()
-        submitted = jobs.records(self._dir)
+        submitted = book.records(self._dir)
         record = submitted[-1] if submitted else None
         state, requeues, trouble = self._ask(record)
         event = _last_event(self._dir, record.job if record else None)
         verdict, text = judge(self._view, state, event, submitted=record is not None, trouble=trouble)
-        if verdict == "failed" and jobs.is_cancelled(self._dir) and self._view.state != "failed":
+        if verdict == "failed" and book.is_cancelled(self._dir) and self._view.state != "failed":
             verdict, text = "stopped", "cancelled"
         status, attempt = self._view.status, next_number(self._dir) - 1
         return Status(
@@ -226,7 +226,7 @@ def _last_event(run_dir: Path, job: int | None) -> dict[str, Any] | None:
     After a resubmission the last line may be the job's before, which says nothing of the present one.
     """
     try:
-        lines = (jobs.folder(run_dir) / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (book.folder(run_dir) / "events.jsonl").read_text(encoding="utf-8").splitlines()
         found: dict[str, Any] = json.loads(lines[-1])
         if job is not None and str(found["job"]) != str(job):
             return None

@@ -16,19 +16,11 @@ from hpc_rollart.cli import app
 from hpc_rollart.config import RunConfig
 from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.schema import Checkpoint
+from hpc_rollart.doctor import by_job, examine, here, nodes, probe, results, world
+from hpc_rollart.doctor.nodes import GIB, short_checks
+from hpc_rollart.doctor.results import Finding, from_line
+from hpc_rollart.doctor.world import judge, try_world
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import (
-    doctor,
-    doctor_findings,
-    doctor_here,
-    doctor_job,
-    doctor_nodes,
-    doctor_rank,
-    doctor_world,
-)
-from hpc_rollart.launch.doctor_findings import Finding, from_line
-from hpc_rollart.launch.doctor_nodes import GIB, short_checks
-from hpc_rollart.launch.doctor_world import judge, try_world
 from hpc_rollart.launch.mpirun import LocalLauncher
 from hpc_rollart.launch.nodes import NodeReport
 from hpc_rollart.launch.placement import place
@@ -57,7 +49,7 @@ def conf(tmp_path: Path) -> Path:
 
 def read(conf: Path, *overrides: str) -> RunConfig:
     """Return the config as the doctor reads it."""
-    return doctor.load_unchecked(conf, list(overrides))
+    return examine.load_unchecked(conf, list(overrides))
 
 
 def by_check(findings: list[Finding], check: str) -> list[Finding]:
@@ -109,9 +101,9 @@ def report(host: str = "n1", component: str = "trainer", **facts: Any) -> NodeRe
 def test_nodes_that_are_well_get_one_line_a_check_and_nothing_short(tmp_path: Path) -> None:
     config = with_gpus(tmp_path)
     reports = [report("n1"), report("n2", "env", gpus={}), report("n3", "env", gpus={})]
-    found = doctor_nodes.node_findings(reports, config, CLUSTER)
+    found = nodes.node_findings(reports, config, CLUSTER)
     assert bad(found) == []
-    assert len({finding.check for finding in found}) == len(found) == len(doctor_nodes.CHECKS)
+    assert len({finding.check for finding in found}) == len(found) == len(nodes.CHECKS)
     assert by_check(found, "node answers")[0].where == "3 nodes"
     assert short_checks(reports, config, CLUSTER) == []
 
@@ -183,7 +175,7 @@ def test_the_type_of_a_gpu_is_compared_without_regard_to_spelling(tmp_path: Path
     renamed = CLUSTER.partitions["gpu"].model_copy(update={"gpu": "gh200"})
     gh200 = CLUSTER.model_copy(update={"partitions": CLUSTER.partitions | {"gpu": renamed}})
     assert short_checks(named, with_gpus(tmp_path), gh200) == []
-    silent = doctor_nodes.node_findings([report(gpu_names=None)], with_gpus(tmp_path), CLUSTER)
+    silent = nodes.node_findings([report(gpu_names=None)], with_gpus(tmp_path), CLUSTER)
     assert by_check(silent, "GPU type")[0].level == "skipped"
 
 
@@ -268,18 +260,18 @@ def test_slow_ways_and_a_failing_nccl_are_warned_of(tmp_path: Path) -> None:
 def test_what_keeps_a_run_from_starting_here_is_found_before_ranks_start(
     conf: Path, override: str, check: str, where: str, mend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "try_world", lambda *_: pytest.fail("ranks were started"))
-    found = doctor.examine_here(read(conf, override))
+    monkeypatch.setattr(examine, "try_world", lambda *_: pytest.fail("ranks were started"))
+    found = examine.examine_here(read(conf, override))
     mine = [f for f in found if f.level == "fail" and f.check == check and f.where == where]
     assert mine and mend in f"{mine[0].text} {mine[0].mend}", found
     assert by_check(found, "MPI world")[0].level == "skipped"
-    assert doctor_findings.exit_code(found) == 2
+    assert results.exit_code(found) == 2
 
 
 def test_a_missing_model_is_told_beside_all_else(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = Finding("MPI world", "1 host", "ok", "4 ranks")
-    monkeypatch.setattr(doctor, "try_world", lambda *_: [world])
-    found = doctor.examine_here(read(conf, "model={path: /nowhere/at/all}"))
+    monkeypatch.setattr(examine, "try_world", lambda *_: [world])
+    found = examine.examine_here(read(conf, "model={path: /nowhere/at/all}"))
     assert [(f.check, f.where) for f in bad(found)] == [("model", "/nowhere/at/all")]
     assert bad(found)[0].level == "fail" and "model.path" in bad(found)[0].mend
     assert found[-1] == world
@@ -298,8 +290,8 @@ def make_model(folder: Path) -> Path:
 
 def test_a_whole_model_folder_is_fine_and_its_size_is_known(conf: Path, tmp_path: Path) -> None:
     config = read(conf, f"model={{path: {make_model(tmp_path / 'm')}}}")
-    assert [f.level for f in doctor_here.model(config)] == ["ok"]
-    assert doctor_here.parameters(config) == 1_000_000
+    assert [f.level for f in here.model(config)] == ["ok"]
+    assert here.parameters(config) == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -314,7 +306,7 @@ def test_a_whole_model_folder_is_fine_and_its_size_is_known(conf: Path, tmp_path
 def test_what_a_model_folder_lacks_is_named(tmp_path: Path, without: str, check: str, text: str) -> None:
     folder = make_model(tmp_path / "m")
     (folder / without).unlink()
-    found = bad(list(doctor_here.folder_problems(folder)))
+    found = bad(list(here.folder_problems(folder)))
     assert [(f.check, f.level) for f in found] == [(check, "fail")]
     assert text in found[0].text
 
@@ -324,16 +316,16 @@ def test_a_missing_shard_and_a_missing_chat_template_are_named(tmp_path: Path) -
     (folder / "tokenizer_config.json").write_text("{}")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    texts = [f.text for f in bad(list(doctor_here.folder_problems(folder)))]
+    texts = [f.text for f in bad(list(here.folder_problems(folder)))]
     assert texts == ["there is no model-2.safetensors", "it has no chat template"]
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    assert len(list(doctor_here.folder_problems(folder))) == 1
+    assert len(list(here.folder_problems(folder))) == 1
 
 
 @pytest.mark.parametrize(("free", "level"), [(50 << 20, "fail"), (300 << 20, "warn"), (100 * GIB, "ok")])
 def test_free_space_is_compared_with_the_checkpoints(conf: Path, free: int, level: str) -> None:
     config = read(conf, "run.steps=100").model_copy(update={"checkpoint": Checkpoint(every_steps=1)})
-    found = list(doctor_here.space(config, Path("/x"), free))
+    found = list(here.space(config, Path("/x"), free))
     assert [f.level for f in found] == [level]
     assert level == "ok" or "checkpoint.keep" in found[0].mend
 
@@ -351,20 +343,20 @@ def test_checkpoints_that_are_kept_and_the_one_being_written_count(
     conf: Path, checkpoint: Checkpoint, number: int
 ) -> None:
     config = read(conf, "run.steps=100").model_copy(update={"checkpoint": checkpoint})
-    (found,) = doctor_here.space(config, Path("/x"), 100 * GIB)
+    (found,) = here.space(config, Path("/x"), 100 * GIB)
     assert f"; {number} checkpoint" in found.text
 
 
 def test_space_below_five_gigabytes_is_warned_of_when_the_model_is_not_there(conf: Path) -> None:
     config = read(conf, "model={path: /nowhere}")
-    assert [f.level for f in doctor_here.space(config, Path("/x"), 4 * GIB)] == ["warn"]
-    assert [f.level for f in doctor_here.space(config, Path("/x"), 6 * GIB)] == ["ok"]
+    assert [f.level for f in here.space(config, Path("/x"), 4 * GIB)] == ["warn"]
+    assert [f.level for f in here.space(config, Path("/x"), 6 * GIB)] == ["ok"]
 
 
 def test_a_scratch_path_that_is_too_long_for_sockets_is_refused() -> None:
-    assert list(doctor_here.socket_path(Path("/tmp"))) == []
+    assert list(here.socket_path(Path("/tmp"))) == []
     long = Path("/" + "x" * 60)
-    found = bad(list(doctor_here.socket_path(long)))
+    found = bad(list(here.socket_path(long)))
     assert found[0].level == "fail" and "107" in found[0].text
     with socket.socket(socket.AF_UNIX) as sock, pytest.raises(OSError, match="too long"):
         sock.bind(str(long / ("y" * 50)))
@@ -397,7 +389,7 @@ class Singletons(LocalLauncher):
 
 @pytest.mark.timeout(180)
 def test_ranks_that_start_as_singletons_are_named_so(conf: Path) -> None:
-    with doctor.temporary_run(read(conf)) as (config, run):
+    with examine.temporary_run(read(conf)) as (config, run):
         found = bad(try_world(config, run, Singletons()))
     assert [(f.check, f.level) for f in found] == [("MPI world", "fail")]
     assert found[0].text.startswith("singletons: 4 processes each started as a world of one")
@@ -412,7 +404,7 @@ class Stuck(LocalLauncher):
 
 
 def test_ranks_that_never_start_are_counted(conf: Path) -> None:
-    with doctor.temporary_run(read(conf)) as (config, run):
+    with examine.temporary_run(read(conf)) as (config, run):
         began = time.monotonic()
         found = bad(try_world(config, run, Stuck(), deadline_s=1.0))
     assert time.monotonic() - began < 30
@@ -421,10 +413,10 @@ def test_ranks_that_never_start_are_counted(conf: Path) -> None:
 
 
 def test_a_world_that_hangs_is_told_by_how_far_its_ranks_came(conf: Path) -> None:
-    with doctor.temporary_run(read(conf)) as (config, run):
-        note = doctor_rank.Note(run.path)
+    with examine.temporary_run(read(conf)) as (config, run):
+        note = probe.Note(run.path)
         note.write("gathering")
-        text = doctor_world._hung(config, run.path, 9.0).text
+        text = world._hung(config, run.path, 9.0).text
     host = os.uname().nodename
     assert f"1 at 'gathering' (such as rank-None on {host})" in text
     assert "3 had not started" in text
@@ -444,7 +436,7 @@ def login(conf: Path, slurm: FakeSlurm, *overrides: str, **cluster: Any) -> list
     """Return what the doctor says on a login node of a made-up cluster."""
     config = read(conf, *overrides)
     profile = CLUSTER.model_copy(update={"tested": True, **cluster})
-    return doctor_job.from_login(config, profile, shared=True, runner=slurm)
+    return by_job.from_login(config, profile, shared=True, runner=slurm)
 
 
 def test_a_login_node_tells_what_is_fine_without_a_job(conf: Path) -> None:
@@ -475,8 +467,8 @@ def test_a_login_node_tells_what_is_not(
 def test_nothing_is_submitted_when_the_login_node_already_knows_better(conf: Path) -> None:
     slurm = idle()
     config = read(conf, "components.generate.gpus_per_rank=9")
-    found = doctor_job.examine_cluster(
-        config, CLUSTER, doctor_job.Wait(1.0, lambda _: None), shared=True, runner=slurm
+    found = by_job.examine_cluster(
+        config, CLUSTER, by_job.Wait(1.0, lambda _: None), shared=True, runner=slurm
     )
     assert by_check(found, "job")[0].level == "skipped"
     assert "sbatch" not in slurm.names()
@@ -497,8 +489,8 @@ def test_a_job_that_stays_pending_is_cancelled_and_its_reason_told(conf: Path) -
     )
     before = set(conf.parent.iterdir())
     said: list[str] = []
-    found = doctor_job.examine_cluster(
-        read(conf), CLUSTER, doctor_job.Wait(0.5, said.append), shared=True, runner=slurm
+    found = by_job.examine_cluster(
+        read(conf), CLUSTER, by_job.Wait(0.5, said.append), shared=True, runner=slurm
     )
     job = by_check(found, "job")[0]
     assert job.level == "fail" and "still pending after 0.5 s (Priority: other jobs come first)" in job.text
@@ -511,7 +503,7 @@ def test_a_job_that_stays_pending_is_cancelled_and_its_reason_told(conf: Path) -
 def test_a_job_that_dies_before_it_says_anything_leaves_its_folder(
     conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_job, "_SHOWS_WITHIN_S", 1.0)
+    monkeypatch.setattr(by_job, "_SHOWS_WITHIN_S", 1.0)
     slurm = FakeSlurm(scontrol=UP, sinfo="9|idle\n", squeue="4711+0|FAILED|g|1|0:00|N/A||None\n")
 
     def submit(command: Any) -> str:
@@ -520,12 +512,12 @@ def test_a_job_that_dies_before_it_says_anything_leaves_its_folder(
         return "Submitted batch job 4711\n"
 
     slurm.answers["sbatch"] = submit
-    found = doctor_job.examine_cluster(
-        read(conf), CLUSTER, doctor_job.Wait(9.0, lambda _: None), shared=True, runner=slurm
+    found = by_job.examine_cluster(
+        read(conf), CLUSTER, by_job.Wait(9.0, lambda _: None), shared=True, runner=slurm
     )
     job = by_check(found, "job")[0]
     assert "ended FAILED" in job.text and "No module named 'hpc_rollart'" in job.text
-    kept = by_check(found, doctor_findings.KEPT)[0]
+    kept = by_check(found, results.KEPT)[0]
     assert Path(kept.where).is_dir()
 
 
@@ -539,8 +531,8 @@ def test_ctrl_c_while_the_job_is_submitted_cancels_it(conf: Path) -> None:
     slurm.answers["sbatch"] = submit
     before = set(conf.parent.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        doctor_job.examine_cluster(
-            read(conf), CLUSTER, doctor_job.Wait(9.0, lambda _: None), shared=True, runner=slurm
+        by_job.examine_cluster(
+            read(conf), CLUSTER, by_job.Wait(9.0, lambda _: None), shared=True, runner=slurm
         )
     assert ["scancel", "4711"] in slurm.asked
     assert set(conf.parent.iterdir()) == before
@@ -548,15 +540,15 @@ def test_ctrl_c_while_the_job_is_submitted_cancels_it(conf: Path) -> None:
 
 def test_the_doctors_job_need_not_last_as_long_as_a_run_takes_to_stop(conf: Path, tmp_path: Path) -> None:
     config = read(conf, "launch.stop_lead_s=10m")
-    text = doctor_job.executor(config, doctor_job.short(CLUSTER), tmp_path, FakeSlurm()).script()
+    text = by_job.executor(config, by_job.short(CLUSTER), tmp_path, FakeSlurm()).script()
     assert "#SBATCH --job-name=doctor-small" in text and f"#SBATCH --chdir={tmp_path}" in text
-    odd = doctor_job.executor(config, doctor_job.short(CLUSTER), tmp_path / "50%", FakeSlurm()).script()
+    odd = by_job.executor(config, by_job.short(CLUSTER), tmp_path / "50%", FakeSlurm()).script()
     assert "--chdir" not in odd
 
 
 def test_the_job_is_short_and_is_not_requeued(conf: Path, tmp_path: Path) -> None:
     config = read(conf)
-    text = doctor_job.executor(config, doctor_job.short(CLUSTER), tmp_path, FakeSlurm()).script()
+    text = by_job.executor(config, by_job.short(CLUSTER), tmp_path, FakeSlurm()).script()
     assert text.count("#SBATCH --time=00:05:00") == 3
     assert text.count("#SBATCH --no-requeue") == 3
     assert "--signal" not in text
@@ -569,7 +561,7 @@ def test_the_job_is_short_and_is_not_requeued(conf: Path, tmp_path: Path) -> Non
 def shown(findings: list[Finding]) -> str:
     """Return the table as it is when it is piped."""
     out = io.StringIO()
-    doctor_findings.show(findings, "this machine", Console(file=out, width=80), 3.0)
+    results.show(findings, "this machine", Console(file=out, width=80), 3.0)
     return out.getvalue()
 
 
@@ -589,9 +581,9 @@ def test_the_table_is_plain_and_within_80_columns(tmp_path: Path) -> None:
 
 def test_findings_survive_their_file(tmp_path: Path) -> None:
     findings = [Finding("a", "b", "warn", "c", "d"), Finding("e", "f", "ok", "g")]
-    doctor_findings.write(tmp_path / "f.json", findings)
-    assert doctor_findings.read(tmp_path / "f.json") == findings
-    assert json.loads(doctor_findings.as_json(findings, "here", 1.0))["verdict"] == "warn"
+    results.write(tmp_path / "f.json", findings)
+    assert results.read(tmp_path / "f.json") == findings
+    assert json.loads(results.as_json(findings, "here", 1.0))["verdict"] == "warn"
 
 
 def test_an_errors_mend_is_taken_from_its_line() -> None:
@@ -601,4 +593,4 @@ def test_an_errors_mend_is_taken_from_its_line() -> None:
 
 def test_a_config_that_cannot_be_read_is_the_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        doctor.load_unchecked(tmp_path / "none.yaml", [])
+        examine.load_unchecked(tmp_path / "none.yaml", [])

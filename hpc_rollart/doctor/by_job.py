@@ -17,16 +17,18 @@ from hpc_rollart.config.cluster import Cluster, Signal
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor import here, results
+from hpc_rollart.doctor.examine import Say, examine_job, temporary_run
+from hpc_rollart.doctor.results import Finding, from_line, from_lines
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import doctor_findings, doctor_here, jobs, placement, sitecheck, sitecommands
+from hpc_rollart.jobs import book, commands
+from hpc_rollart.jobs.commands import Runner, SlurmError
+from hpc_rollart.jobs.queue import Phase, Queue
+from hpc_rollart.jobs.reasons import explain_reason
+from hpc_rollart.launch import placement, sitecheck
 from hpc_rollart.launch.allocation import Allocation, AllocationError
-from hpc_rollart.launch.doctor import Say, examine_job, temporary_run
-from hpc_rollart.launch.doctor_findings import Finding, from_line, from_lines
 from hpc_rollart.launch.placement import Placement
-from hpc_rollart.launch.queue import Phase, Queue
-from hpc_rollart.launch.reasons import explain_reason
 from hpc_rollart.launch.rundir import RunDir
-from hpc_rollart.launch.sitecommands import Runner, SlurmError
 from hpc_rollart.launch.slurm import HetSlurmExecutor, log_file, make_executor
 from hpc_rollart.launch.view import last_lines
 
@@ -62,14 +64,14 @@ class Doctor:
         signal.signal(signal.SIGTERM, _interrupt)
         path = Path(self.run_dir)
         findings = examine_this_job(path, lambda text: print(text, flush=True))
-        doctor_findings.write(path / FINDINGS, findings)
-        doctor_findings.show(findings, "these nodes", Console(), time.monotonic() - began)
-        return doctor_findings.verdict(findings)
+        results.write(path / FINDINGS, findings)
+        results.show(findings, "these nodes", Console(), time.monotonic() - began)
+        return results.verdict(findings)
 
 
 def examine_this_job(run_dir: Path, say: Say) -> list[Finding]:
     """Examine the job that this process is in, with the config and profile in `run_dir`."""
-    config, cluster = load_resolved(run_dir), jobs.load_resolved_cluster(run_dir)
+    config, cluster = load_resolved(run_dir), book.load_resolved_cluster(run_dir)
     try:
         allocation = Allocation.of_this_job(config)
     except AllocationError as error:
@@ -96,11 +98,11 @@ def inside_job(config: RunConfig) -> bool:
 
 def examine_inside(config: RunConfig, cluster: Cluster, say: Say = lambda _: None) -> list[Finding]:
     """Find out whether a run would start in the job that this process is in."""
-    found = doctor_here.configuration(config, here=False)
-    found += doctor_here.storage(config)
-    found += doctor_here.model(config)
+    found = here.configuration(config, here=False)
+    found += here.storage(config)
+    found += here.model(config)
     with temporary_run(_bounded(config)) as (_, run):
-        jobs.write_cluster(run.path, cluster)
+        book.write_cluster(run.path, cluster)
         return found + examine_this_job(run.path, say)
 
 
@@ -124,7 +126,7 @@ def examine_cluster(
     wait: Wait,
     *,
     shared: bool = False,
-    runner: Runner = sitecommands.run,
+    runner: Runner = commands.run,
 ) -> list[Finding]:
     """Find out whether `hpc-rollart submit` would start the run: from here, and by a short job.
 
@@ -137,16 +139,16 @@ def examine_cluster(
     """
     wait.say("looking at the profile and at Slurm's partitions")
     found = from_login(config, cluster, shared=shared, runner=runner)
-    if doctor_findings.verdict(found) == "fail":
+    if results.verdict(found) == "fail":
         return [*found, Finding("job", "all nodes", "skipped", "not submitted: mend the above first")]
     return found + _by_job(config, cluster, wait, runner)
 
 
 def from_login(
-    config: RunConfig, cluster: Cluster, *, shared: bool = False, runner: Runner = sitecommands.run
+    config: RunConfig, cluster: Cluster, *, shared: bool = False, runner: Runner = commands.run
 ) -> list[Finding]:
     """Return what can be told without a job."""
-    found = doctor_here.configuration(config, here=False)
+    found = here.configuration(config, here=False)
     if not cluster.tested:
         text = "written from public documentation; nobody has run it there"
         mend = "compare it with the site's pages; then set tested: true"
@@ -160,9 +162,9 @@ def from_login(
     path = Path(config.run.dir).expanduser().absolute()
     wrong = sitecheck.paths(config, cluster, path, shared=shared)
     found += from_lines("paths", "login node", wrong)
-    found += doctor_here.storage(config)
+    found += here.storage(config)
     if config.model.path is not None:
-        found += doctor_here.model(config)
+        found += here.model(config)
     if not wrong:
         found.append(Finding("paths", "login node", "ok", "none is known to be local to a node"))
     account = {str(part.options.get("account", "")) for part in placed}
@@ -219,11 +221,11 @@ def _by_job(config: RunConfig, cluster: Cluster, wait: Wait, runner: Runner) -> 
             folder = run.path
             findings = _submit_and_wait(small, short(cluster), run, wait, runner)
             # Without a log of the batch step there was no job, and nothing to read.
-            if doctor_findings.verdict(findings) == "fail" and any(jobs.folder(folder).glob("*.out")):
+            if results.verdict(findings) == "fail" and any(book.folder(folder).glob("*.out")):
                 raise _Failed(findings)
             return findings
     except _Failed as failed:
-        kept = Finding(doctor_findings.KEPT, str(folder), "skipped", "the job's logs are kept")
+        kept = Finding(results.KEPT, str(folder), "skipped", "the job's logs are kept")
         return [*failed.findings, kept]
 
 
@@ -238,8 +240,8 @@ class _Failed(Exception):
 def _submit_and_wait(
     config: RunConfig, cluster: Cluster, run: RunDir, wait: Wait, runner: Runner
 ) -> list[Finding]:
-    jobs.write_cluster(run.path, cluster)
-    folder = jobs.folder(run.path)
+    book.write_cluster(run.path, cluster)
+    folder = book.folder(run.path)
     folder.mkdir(exist_ok=True)
     submitting = executor(config, cluster, run.path, runner)
     try:
@@ -263,7 +265,7 @@ def executor(config: RunConfig, cluster: Cluster, run_dir: Path, runner: Runner)
         f"Written by hpc-rollart doctor {hpc_rollart.__version__}.",
     ]
     return make_executor(
-        jobs.folder(run_dir),
+        book.folder(run_dir),
         cluster,
         # It is over before any run would have to stop, and its limit is its own.
         placement.place(config, cluster, stops=False),
@@ -304,7 +306,7 @@ def _wait(job: int, run_dir: Path, wait: Wait, runner: Runner) -> list[Finding]:
             text = f"no word of it {now - began:.0f} s after it was submitted; cancelled"
             return [Finding("job", str(job), "fail", text, "look at squeue; does Slurm's controller answer?")]
         time.sleep(_POLL_S)
-    findings = doctor_findings.read(run_dir / FINDINGS)
+    findings = results.read(run_dir / FINDINGS)
     wait.say(f"job {job} is done; waiting until it has gone")
     _gone(queue)
     return findings
@@ -314,7 +316,7 @@ def _died(job: int, run_dir: Path, queue: Queue) -> Finding:
     how = ""
     with contextlib.suppress(SlurmError):
         how = queue.state().ended_as
-    lines = last_lines(log_file(jobs.folder(run_dir), job), 6)
+    lines = last_lines(log_file(book.folder(run_dir), job), 6)
     text = f"ended {how or 'early'} without a word of its checks"
     text += f"; its log ends: {' / '.join(lines)}" if lines else "; it has no log"
     mend = "see that the profile's python, modules and setup work on the first component's nodes"

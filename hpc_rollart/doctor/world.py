@@ -1,4 +1,4 @@
-"""Starts an MPI world of the run's shape with `doctor_rank` in it, and judges what its ranks wrote."""
+"""Starts an MPI world of the run's shape with `probe` in it, and judges what its ranks wrote."""
 
 import time
 from collections import Counter, defaultdict
@@ -8,10 +8,10 @@ from typing import Any
 
 from hpc_rollart.config.layout import blocks, world_size
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.doctor import probe
+from hpc_rollart.doctor.results import Finding, from_line
 from hpc_rollart.errors import LaunchError
-from hpc_rollart.launch import doctor_rank
 from hpc_rollart.launch.attempt import Attempt, logs
-from hpc_rollart.launch.doctor_findings import Finding, from_line
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import last_lines
 from hpc_rollart.launch.world import Launcher, Outcome, World
@@ -33,7 +33,7 @@ def try_world(
     Parameters
     ----------
     config
-        Config whose ranks are started; all in place of their roles run `doctor_rank`.
+        Config whose ranks are started; all in place of their roles run `probe`.
     run
         A directory for this purpose alone.
     deadline_s
@@ -42,7 +42,7 @@ def try_world(
     limit = deadline_s or config.launch.start_deadline_s
     began = time.monotonic()
     try:
-        with World(config, run, Attempt(0), launcher, doctor_rank.__name__) as world:
+        with World(config, run, Attempt(0), launcher, probe.__name__) as world:
             while (outcome := world.poll()) is None:
                 if time.monotonic() > began + limit and not world.stopping:
                     world.stop()  # its ranks are not at work as a run's are, so they are ended at once
@@ -53,7 +53,7 @@ def try_world(
     took = time.monotonic() - began
     if overdue:
         return [_hung(config, run.path, limit)]
-    found = _read(run.path) if outcome.state == "done" else doctor_rank.read_world(run.path)
+    found = _read(run.path) if outcome.state == "done" else probe.read_world(run.path)
     if found is None:
         return _broken(config, run.path, outcome)
     return judge(config, found, took)
@@ -68,7 +68,7 @@ def judge(config: RunConfig, found: dict[str, Any], took_s: float) -> list[Findi
         Content of world.json.
     """
     text = f"{found['size']} ranks as expected, up and down in {took_s:.0f} s"
-    cards = [doctor_rank.Card(**card) for card in found["cards"]]
+    cards = [probe.Card(**card) for card in found["cards"]]
     hosts = len({card.host for card in cards})
     out = [Finding("MPI world", f"{hosts} host{'s' if hosts > 1 else ''}", "ok", text)]
     for check in (_places, _threads, _gpus):
@@ -81,7 +81,7 @@ def judge(config: RunConfig, found: dict[str, Any], took_s: float) -> list[Findi
 
 def _read(run_dir: Path) -> dict[str, Any] | None:
     until = time.monotonic() + _SEEN_WITHIN_S
-    while (found := doctor_rank.read_world(run_dir)) is None and time.monotonic() < until:
+    while (found := probe.read_world(run_dir)) is None and time.monotonic() < until:
         time.sleep(_POLL_S)
     return found
 
@@ -89,7 +89,7 @@ def _read(run_dir: Path) -> dict[str, Any] | None:
 # --- a world that came to its end --------------------------------------------------------------------
 
 
-def _places(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Finding]:
+def _places(config: RunConfig, cards: list[probe.Card]) -> Iterator[Finding]:
     for block in blocks(config):
         mine = [cards[rank] for rank in block.ranks]
         hosts = Counter(card.host for card in mine)
@@ -110,7 +110,7 @@ def _places(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Findin
             yield Finding("ranks", block.component, "ok", f"{ranks}; ranks by host: {where}{more}")
 
 
-def _threads(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Finding]:
+def _threads(config: RunConfig, cards: list[probe.Card]) -> Iterator[Finding]:
     wanted = {block.component: block.cpus_per_rank for block in blocks(config)}
     fine = True
     for card in cards:
@@ -129,8 +129,8 @@ def _threads(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Findi
         yield Finding("threads", "all ranks", "ok", "as cpus_per_rank says")
 
 
-def _gpus(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Finding]:
-    given: dict[str, list[doctor_rank.Card]] = defaultdict(list)
+def _gpus(config: RunConfig, cards: list[probe.Card]) -> Iterator[Finding]:
+    given: dict[str, list[probe.Card]] = defaultdict(list)
     for card in cards:
         where = f"{card.component}-{card.rank} on {card.host}"
         if card.error:
@@ -161,7 +161,7 @@ def _gpus(config: RunConfig, cards: list[doctor_rank.Card]) -> Iterator[Finding]
         yield Finding("GPUs of ranks", "other ranks", "ok", text)
 
 
-def _versions(cards: list[doctor_rank.Card]) -> Iterator[Finding]:
+def _versions(cards: list[probe.Card]) -> Iterator[Finding]:
     first = cards[0].versions
     for card in cards:
         odd = [f"{name} {card.versions.get(name) or 'missing'}, rank 0 has {version}"
@@ -208,7 +208,7 @@ def _nccl(nccl: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _broken(config: RunConfig, run_dir: Path, outcome: Outcome) -> list[Finding]:
-    notes = doctor_rank.read_notes(run_dir)
+    notes = probe.read_notes(run_dir)
     errors = [note for note in notes if note["error"]]
     alone = [note for note in errors if _SINGLETON in note["error"]]
     size = world_size(config)
@@ -227,7 +227,7 @@ def _broken(config: RunConfig, run_dir: Path, outcome: Outcome) -> list[Finding]
 
 def _hung(config: RunConfig, run_dir: Path, limit: float) -> Finding:
     """Say how far the ranks came."""
-    notes = doctor_rank.read_notes(run_dir)
+    notes = probe.read_notes(run_dir)
     size = world_size(config)
     at: dict[str, list[str]] = defaultdict(list)
     for note in notes:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.errors import UserError
-from hpc_rollart.launch import jobs, sitecommands
-from hpc_rollart.launch.queue import Phase, Queue
-from hpc_rollart.launch.sitecommands import Runner, SlurmError
+from hpc_rollart.jobs import book, commands
+from hpc_rollart.jobs.commands import Runner, SlurmError
+from hpc_rollart.jobs.queue import Phase, Queue
 
 # What the supervisor needs beside the ranks' own deadline: to hear of the signal and to end their processes.
 _MARGIN_S = 60.0
@@ -21,7 +21,7 @@ def cancel(
     *,
     now: bool = False,
     say: Callable[[str], None] = print,
-    runner: Runner = sitecommands.run,
+    runner: Runner = commands.run,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
@@ -44,14 +44,14 @@ def cancel(
     UserError
         The run was never submitted, or Slurm refuses or does not answer.
     """
-    record = jobs.latest(run_dir)
+    record = book.latest(run_dir)
     queue = Queue(record.job, runner, clock)
     state = queue.state()
     if not state.there:
         say(f"job {record.job} has ended already")
         return False
     # Before any signal: whoever would requeue the job looks here first.
-    jobs.mark_cancelled(run_dir, record.job)
+    book.mark_cancelled(run_dir, record.job)
     try:
         deadline_s = load_resolved(run_dir).stop_deadline_s + _MARGIN_S
     except UserError as error:  # a damaged config is no reason to keep the nodes

@@ -1,0 +1,1 @@
+"""Whether a run would start here: checks before and inside a job."""

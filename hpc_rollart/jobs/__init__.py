@@ -1,0 +1,1 @@
+"""Submitted jobs: asking the scheduler, and what became of a run."""

@@ -4,6 +4,8 @@ Whatever takes long to import is imported inside the verb that needs it, so that
 completion answer at once. Exit codes: 0 done, 2 the input cannot be used, 3 the run failed, 130 interrupted.
 """
 
+import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_BAD_INPUT = 2
 EXIT_RUN_FAILED = 3
 EXIT_INTERRUPTED = 130
+_LINE = 1500
 
 app = typer.Typer(
     name="hpc-rollart",
@@ -61,14 +64,36 @@ Time = Annotated[
 
 def main() -> None:
     """Run the command and exit with its code; the user's mistakes are one line each, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What somebody typed may be no text in this encoding, and is quoted all the same.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="hpc-rollart")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except UserError as error:
         for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+            print(f"error: {_cut(line)}", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED if _by_ctrl_c(error) else EXIT_BAD_INPUT)
+    except OSError as error:
+        # Whatever looks at a path first; only what was typed can be that long.
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: {_cut(str(error.filename), 300)}: {error.strerror}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def _cut(line: str, limit: int = _LINE) -> str:
+    """Return a line of an error that does not fill the screen, whatever it quotes; the mend is at its end."""
+    return line if len(line) <= limit else f"{line[: limit - 205]} ... {line[-200:]}"
+
+
+def _by_ctrl_c(error: BaseException | None) -> bool:
+    """Whether an error is about what Ctrl-C broke off."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _show_version(wanted: bool) -> None:
@@ -134,11 +159,11 @@ def watch(run_dir: RunPath, no_progress: NoProgress = False) -> None:
             view.refresh()
             if view.final:
                 return
-            if (view.silent_s() or 0.0) > limit_s:
+            if view.unheard(limit_s):
                 break
             time.sleep(0.25)
-    if (view.silent_s() or 0.0) > limit_s:
-        raise UserError(f"{path}: the run has not reported for {limit_s:g} s; its launcher was killed?")
+    if silence := view.unheard(limit_s):
+        raise UserError(silence)
 
 
 @app.command()

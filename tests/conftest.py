@@ -1,10 +1,17 @@
 """The order of the tests."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 SLURM = Path(__file__).parent / "slurm"
+
+
+def pytest_configure() -> None:
+    """Have what is tested take Ctrl-C, though a shell that starts this in the background ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

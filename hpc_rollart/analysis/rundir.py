@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from hpc_rollart.observe.metrics import read_metrics
 from hpc_rollart.observe.status import read_status
+from hpc_rollart.observe.steps import read_metrics
 from hpc_rollart.observe.trace import Event, read_timelines
 from hpc_rollart.store.files import StoreError
 from hpc_rollart.store.reader import RunData, open_run

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc_rollart.config.layout import pools, world_size
-from hpc_rollart.config.problem import Problem
+from hpc_rollart.config.problem import PATH, Problem, short
 from hpc_rollart.config.schema import RunConfig
 
 
@@ -170,9 +170,10 @@ def _launcher(config: RunConfig) -> Iterator[Problem]:
 def _files(config: RunConfig) -> Iterator[Problem]:
     if config.model.path is None:
         return
-    path = Path(config.model.path).expanduser()
-    if not path.is_dir():
-        yield Problem(("model", "path"), f"there is no directory {path}")
+    # os.path takes a path that is too long, or of a user that there is not, for one that is not there.
+    path = Path(os.path.expanduser(config.model.path))
+    if not os.path.isdir(path):
+        yield Problem(("model", "path"), f"there is no directory {short(str(path), PATH)}")
     elif not (path / "config.json").is_file():
         yield Problem(("model", "path"), f"{path} holds no config.json, so it is no model directory")
 
@@ -185,4 +186,4 @@ def _envs(config: RunConfig) -> Iterator[Problem]:
         try:
             check_env(task.env, task.args)
         except ValueError as error:
-            yield Problem(("tasks", index), str(error))
+            yield Problem(("tasks", index), str(error).replace(task.env, short(task.env)))

@@ -11,98 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from hpc_rollart.config import explain
+from hpc_rollart.config import cluster_words, explain
+from hpc_rollart.config.cluster_words import Account, Constraint, Gres, Option, Scratch, VariableName, Word
 from hpc_rollart.config.load import ConfigError, check_document
-from hpc_rollart.config.problem import Problem
+from hpc_rollart.config.problem import Problem, short
 from hpc_rollart.config.schema import Count, Name, Seconds, Section
-
-# --- words of sbatch options -------------------------------------------------------------------------
-# Text that becomes the value of an option is one word, so that it cannot become anything else.
-
-_SHELL = "'\"\\`$;&|<>(){}*?!#"
-
-
-def _refuse(value: str, characters: str) -> None:
-    bad = dict.fromkeys(c for c in value if c in characters or c.isspace() or not c.isprintable())
-    if bad or not value:
-        shown = f": leave out {' '.join('blanks' if c.isspace() else c for c in bad)}" if bad else ""
-        raise ValueError(f"expected one word without blanks, quotes and what a shell would read{shown}")
-
-
-def _word(value: str) -> str:
-    _refuse(value, _SHELL)
-    return value
-
-
-def _constraint(value: str) -> str:
-    _refuse(value, "".join(set(_SHELL) - set("&|()*!")))
-    return value
-
-
-def _account(value: str) -> str:
-    _refuse(value.replace("{account}", "x"), _SHELL)
-    return value
-
-
-def _gres(value: str) -> str:
-    if "{count}" not in value:
-        raise ValueError("expected {count} where the number of GPUs goes, such as gpu:{count}")
-    _refuse(value.replace("{count}", "1"), _SHELL)
-    return value
-
-
-def _option(value: Any) -> Any:
-    if not isinstance(value, str | bool | int):
-        raise ValueError("expected one word, a whole number, true or false")
-    return _word(value) if isinstance(value, str) else value
-
-
-def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("expected a variable's name of letters, digits and _, no digit first")
-    return value
-
-
-def _scratch(value: str) -> str:
-    if not re.fullmatch(r"(\$[A-Za-z_][A-Za-z0-9_]*)?(/[^\x00-\x1f]*)?", value) or not value:
-        raise ValueError("expected an absolute path such as /tmp, or a variable without braces: $TMPDIR/x")
-    return value
-
-
-Word = Annotated[str, AfterValidator(_word), Field(max_length=200)]
-Constraint = Annotated[str, AfterValidator(_constraint), Field(max_length=200)]
-Account = Annotated[str, AfterValidator(_account), Field(max_length=200)]
-Gres = Annotated[str, AfterValidator(_gres), Field(max_length=200)]
-Option = Annotated[str | bool | int, BeforeValidator(_option)]
-Scratch = Annotated[str, AfterValidator(_scratch)]
-VariableName = Annotated[str, AfterValidator(_variable)]
-
-# Options that other keys, or the run itself, decide.
-_DECIDED = {
-    "account": "account",
-    "constraint": "constraint",
-    "gres": "gres",
-    "mem": "memory",
-    "no-requeue": "requeue",
-    "partition": "partition",
-    "qos": "qos",
-    "requeue": "requeue",
-    "reservation": "reservation",
-    "signal": "signal",
-    "time": "time",
-    "array": None,
-    "cpus-per-task": None,
-    "error": None,
-    "job-name": None,
-    "nodes": None,
-    "ntasks": None,
-    "ntasks-per-node": None,
-    "output": None,
-}
-
-# --- the profile -------------------------------------------------------------------------------------
 
 
 class Partition(Section):
@@ -203,7 +118,7 @@ class Cluster(Section):
     """Shell lines that the batch script runs once the modules are loaded, word for word as they stand
     here."""
     environment: dict[VariableName, str] = {}
-    """Variables for every rank."""
+    """Variables for every rank, their values taken literally; not what Slurm, MPI or this program sets."""
     python: str | None = None
     """Python on the compute nodes; null: the one that submits. It must be visible on every node."""
     container: Container | None = None
@@ -262,7 +177,9 @@ def _explained(error: ValidationError, data: Any) -> list[Problem]:
             mend = f"did you mean {near}?" if near else f"keys here: {', '.join(keys)}"
             problem = Problem(problem.path, f"unknown key; {mend}")
         elif item["type"] == "literal_error":
-            problem = Problem(problem.path, f"must be {item['ctx']['expected']}, not {item['input']!r}")
+            problem = Problem(
+                problem.path, f"must be {item['ctx']['expected']}, not '{short(str(item['input']))}'"
+            )
         out.append(problem)
     return out
 
@@ -284,15 +201,20 @@ def _model(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model, typing.get_args(annotation))), None)
 
 
+def interface_of(cluster: Cluster, component: Any) -> str:
+    """Return the network interface that a component's nodes use, empty where MPI and NCCL choose."""
+    return cluster.partitions[partition_of(cluster, component)].interface or cluster.interface or ""
+
+
 def find_cluster(name: str) -> Path:
     """Return the file of the profile `name`; raises `ConfigError` with the names that there are."""
     if name.endswith((".yaml", ".yml")) or os.sep in name:
         return Path(name).expanduser()
     for folder in _folders():
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
+        if os.path.isfile(path := folder / f"{name}.yaml"):  # false, not an error, where the name is too long
+            return path
     known = ", ".join(cluster_names()) or "none"
-    raise ConfigError([f"cluster: there is no profile {name!r}; profiles: {known}; or give a file"])
+    raise ConfigError([f"cluster: there is no profile '{short(name)}'; profiles: {known}; or give a file"])
 
 
 def cluster_names() -> list[str]:
@@ -307,7 +229,10 @@ def _folders() -> list[Path]:
 
 
 def _across_keys(cluster: Cluster) -> list[Problem]:
-    problems = _decided("options", cluster.options)
+    problems = [
+        *cluster_words.decided("options", cluster.options),
+        *cluster_words.variables(cluster.environment),
+    ]
     known = ", ".join(cluster.partitions)
     for role, name in cluster.roles.items():
         if name not in cluster.partitions:
@@ -326,21 +251,11 @@ def _across_keys(cluster: Cluster) -> list[Problem]:
 
 def _across_partition(name: str, part: Partition) -> list[Problem]:
     path = ("partitions", name)
-    problems = _decided(f"partitions.{name}.options", part.options)
+    problems = cluster_words.decided(f"partitions.{name}.options", part.options)
     if (part.gpu is None) != (part.gpus_per_node == 0):
         problems.append(Problem(path, "give gpu and gpus_per_node both, or neither"))
     elif part.gpu is None and part.gres is not None:
         problems.append(Problem((*path, "gres"), "give gpu and gpus_per_node too, or remove it"))
-    return problems
-
-
-def _decided(where: str, options: dict[str, str | bool | int]) -> list[Problem]:
-    problems = []
-    for name in options:
-        if name in _DECIDED:
-            key = _DECIDED[name]
-            mend = f"use the key {key}" if key else "it follows from the run's components and name; remove it"
-            problems.append(Problem((*where.split("."), name), f"--{name} is not set here: {mend}"))
     return problems
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from hpc_rollart.config.problem import Path, Problem
+from hpc_rollart.config.problem import Path, Problem, short
 from hpc_rollart.config.schema import EnvComponent, GeneratorComponent, RunConfig, TrainerComponent
 
 _ROLES: dict[str, type[BaseModel]] = {
@@ -55,11 +55,11 @@ def nearest(word: str, choices: list[str]) -> str | None:
 
 def dotted(path: Path, data: Any) -> str:
     """Return `path` as a person writes it; a task is called by its name where it has one."""
-    parts = [str(part) for part in path]
+    parts = [short(str(part)) for part in path]
     if len(path) > 1 and path[0] == "tasks" and isinstance(path[1], int):
         task = get(data, path[:2])
         if isinstance(task, dict) and isinstance(task.get("name"), str):
-            parts[1] = task["name"]
+            parts[1] = short(task["name"])
     return ".".join(parts)
 
 
@@ -191,5 +191,8 @@ def _hint(word: str, choices: list[str]) -> str:
 
 def _show(value: Any) -> str:
     """Return a value as its YAML looks, shortened."""
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # a list that holds itself, or a number of thousands of digits
+        return f"this {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,9 @@
 """From a YAML file and `-o` overrides to a checked `RunConfig`, or to one error with every mend."""
 
 import copy
-from collections.abc import Callable, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -10,13 +12,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpc_rollart.config import checks, explain
-from hpc_rollart.config.problem import ConfigError, Path, Problem
+from hpc_rollart.config.problem import PATH, ConfigError, Path, Problem, short
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.config.yaml_text import Document, parse, syntax_problem
 
 __all__ = ["ConfigError", "check_document", "load", "load_resolved"]
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
+
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")
+# Its form is right, but Python refuses it: the 45th of a month, a number of thousands of digits.
+_OUT_OF_RANGE = "a number or date in it is out of range"
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,8 @@ def check_document(
     document = _read(FilePath(path))
     data, applied = _apply(document.data, overrides)
     where = _locator(str(path), document, applied, data)
+    if odd := list(_no_text(data)):
+        raise ConfigError([where(problem) for problem in odd])
     parsed = _validate(data, where, model, explained)
     if across is not None and (problems := across(parsed)):
         raise ConfigError([where(problem) for problem in problems])
@@ -104,10 +112,10 @@ def _read(path: FilePath) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError([f"{path}: there is no such file"]) from None
+        raise ConfigError([f"{_shown_path(path)}: there is no such file"]) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
+        raise ConfigError([f"{_shown_path(path)}: cannot be read: {reason}"]) from None
     try:
         document = Document(text)
     except yaml.YAMLError as error:
@@ -115,9 +123,33 @@ def _read(path: FilePath) -> Document:
         raise ConfigError([f"{path}{f':{line}' if line else ''}: not valid YAML: {reason}"]) from None
     except RecursionError:
         raise ConfigError([f"{path}: not a config: it is nested too deeply"]) from None
+    except (ValueError, OverflowError):
+        raise ConfigError([f"{path}: not valid YAML: {_OUT_OF_RANGE}"]) from None
     if not isinstance(document.data, dict):
         raise ConfigError([f"{path}: expected keys such as run, model and tasks at the top"])
     return document
+
+
+def _shown_path(path: FilePath) -> str:
+    return short(str(path), PATH)
+
+
+def _no_text(data: Any) -> Iterator[Problem]:
+    """Return which keys and values no file, command line or variable can hold, so that nothing fails later.
+
+    A byte of the command line that is no UTF-8 comes here as half of a surrogate pair.
+    """
+    seen: set[int] = set()  # by YAML's aliases a part may stand in many places, or in itself
+    left: deque[tuple[Path, Any]] = deque([((), data)])
+    while left:
+        path, value = left.popleft()
+        if isinstance(value, dict | list) and id(value) not in seen:
+            seen.add(id(value))
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            left += [((*path, key), part) for key, part in entries]
+        words = [word for word in (value, *path[-1:]) if isinstance(word, str)]
+        if found := _NO_TEXT.search("".join(words)):
+            yield Problem(path, f"has {short(found.group())} in it, which is no text; remove it")
 
 
 def _validate(
@@ -142,9 +174,9 @@ def _locator(file: str, document: Document, applied: list[_Override], data: Any)
             below = problem.path[: len(override.path)] == override.path
             above = override.path[: len(problem.path)] == problem.path
             if below or (above and not _holds(document.data, problem.path)):
-                return f"-o {override.text}: {key}: {problem.text}"
+                return f"-o {short(override.text)}: {key}: {problem.text}"
             if above:
-                also = also or f" (with -o {override.text})"
+                also = also or f" (with -o {short(override.text)})"
         line = document.line(problem.path)
         return f"{file}{f':{line}' if line else ''}: {key}: {problem.text}{also}"
 
@@ -169,7 +201,7 @@ def _apply(data: dict[str, Any], overrides: Sequence[str]) -> tuple[dict[str, An
         try:
             applied.append(_apply_one(data, text))
         except ValueError as error:
-            lines.append(f"-o {text}: {error}")
+            lines.append(f"-o {short(text)}: {error}")
     if lines:
         raise ConfigError(lines)
     return data, applied
@@ -186,19 +218,21 @@ def _apply_one(data: dict[str, Any], text: str) -> _Override:
         raise ValueError(f"the value is not valid YAML: {syntax_problem(error)[1]}") from None
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
+    except (ValueError, OverflowError):
+        raise ValueError(f"the value is not valid YAML: {_OUT_OF_RANGE}") from None
     here: Any = data
     path: Path = ()
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
         if isinstance(here, list):
-            index = _index(here, key, ".".join(keys[:depth]))
+            index = _index(here, key, _shown(keys[:depth]))
             path = (*path, index)
             if last:
                 here[index] = value
             here = here[index]
         elif isinstance(here, dict):
             if path == ("components",) and not last and key not in here:
-                raise ValueError(f"no component is named {key!r}; components: {', '.join(here)}")
+                raise ValueError(f"no component is named '{short(key)}'; components: {', '.join(here)}")
             path = (*path, key)
             if last:
                 here[key] = value
@@ -206,8 +240,12 @@ def _apply_one(data: dict[str, Any], text: str) -> _Override:
                 here[key] = {}
             here = here[key]
         else:
-            raise ValueError(f"{'.'.join(keys[:depth])} is a single value and has no key {key!r}")
+            raise ValueError(f"{_shown(keys[:depth])} is a single value and has no key '{short(key)}'")
     return _Override(text, path, value)
+
+
+def _shown(keys: Sequence[str]) -> str:
+    return ".".join(map(short, keys))
 
 
 def _index(entries: list[Any], key: str, where: str) -> int:
@@ -217,4 +255,4 @@ def _index(entries: list[Any], key: str, where: str) -> int:
     if key.isdecimal() and int(key) < len(entries):
         return int(key)
     last = len(entries) - 1
-    raise ValueError(f"{where} has no entry {key!r}; entries: {', '.join(names)} (or 0 to {last})")
+    raise ValueError(f"{where} has no entry '{short(key)}'; entries: {', '.join(names)} (or 0 to {last})")

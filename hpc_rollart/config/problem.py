@@ -6,6 +6,17 @@ from hpc_rollart.errors import UserError
 
 Path = tuple[str | int, ...]
 
+# So much of a value is quoted in a message: what is wrong with a longer one shows in its beginning.
+_QUOTED = 80
+PATH = 300
+"""The same of a path, which may be copied from there."""
+
+
+def short(text: str, limit: int = _QUOTED) -> str:
+    """Return `text` as a message quotes it: printable, on one line, and cut where it is very long."""
+    seen = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
+    return seen if len(text) <= limit else f"{seen[: limit - 20]}... ({len(text):,} characters)"
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -12,19 +12,24 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# Longer than anything runs, and within what Slurm and a timer can be told.
+MAX_SECONDS = 3650 * 86400.0
 
 
 def _seconds(value: Any) -> Any:
     """Turn "90s", "30m", "12h", "1h30m" or "2d" into seconds; leave anything else to the type check."""
-    if not isinstance(value, str):
-        return value
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", value)
-    if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise ValueError("expected a duration such as 90s, 30m, 12h or 1h30m")
-    return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    if isinstance(value, str):
+        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", value)
+        if not parts or "".join(number + unit for number, unit in parts) != value:
+            raise ValueError("expected a duration such as 90s, 30m, 12h or 1h30m")
+        value = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    # Before the type check, to which a whole number beyond a float's range is no number at all.
+    if isinstance(value, int | float) and value > MAX_SECONDS:
+        raise ValueError("expected a duration of at most 10 years (3650d)")
+    return value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,8 @@ class Progress:
     _first_version: int = field(init=False)
     _rate: deque[tuple[float, int]] = field(default_factory=deque)
     _batch: Batch | None = None
-    _turns: dict[int, int] = field(default_factory=dict)
+    # Task and turns of what has finished and was neither trained on nor dropped.
+    _waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     _step_times: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     def __post_init__(self) -> None:
@@ -61,11 +63,22 @@ class Progress:
         """Seconds at work so far, those of earlier attempts included."""
         return time.time() - self.t_start
 
-    def state(self) -> dict[str, Any]:
-        """What a later attempt needs to count on from here, as JSON-able data."""
+    def state(self, cut: Collection[int]) -> dict[str, Any]:
+        """What a later attempt needs to count on from here, as JSON-able data.
+
+        Parameters
+        ----------
+        cut
+            Trajectories of the batch that was just cut. What else has finished is in groups that are still
+            open, which the later attempt does anew, and is not counted here.
+        """
+        anew = Counter(task for number, (task, _) in self._waiting.items() if number not in cut)
         return {
             "elapsed_s": self.elapsed_s,
-            "tasks": [[task.finished, task.failed, task.reward] for task in self.by_task],
+            "tasks": [
+                [task.finished - anew[index], task.failed, task.reward]
+                for index, task in enumerate(self.by_task)
+            ],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -81,7 +94,7 @@ class Progress:
     def finished(self, task: int, message: Finished) -> None:
         """An episode was scored."""
         self.by_task[task].finished += 1
-        self._turns[message.trajectory] = message.turns
+        self._waiting[message.trajectory] = (task, message.turns)
         self._rate.append((time.time(), message.sampled))
 
     def failed(self, task: int) -> None:
@@ -90,7 +103,7 @@ class Progress:
 
     def dropped(self, trajectory: int) -> None:
         """A finished trajectory will not be trained on."""
-        self._turns.pop(trajectory, None)
+        self._waiting.pop(trajectory, None)
 
     def weights_installed(self, source: int, message: Installed) -> None:
         """A generator serves a new version."""
@@ -116,7 +129,7 @@ class Progress:
             if items:
                 task.reward = sum(item.reward for item in items) / len(items)
                 rewards[task.name] = task.reward
-                turns[task.name] = sum(self._turns.pop(i.trajectory) for i in items) / len(items)
+                turns[task.name] = sum(self._waiting.pop(i.trajectory)[1] for i in items) / len(items)
         now = time.time()
         self.step = message.step + 1
         self._step_times.append(now)

@@ -1,6 +1,7 @@
 """The coordinator's part of a checkpoint: what it holds, and the ledger that goes on from it."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from hpc_rollart.config.schema import RunConfig
@@ -13,9 +14,9 @@ from hpc_rollart.store.checkpoints import read_ledger
 from hpc_rollart.store.schema import first_trajectory
 
 
-def pack_state(ledger: Ledger, progress: Progress) -> bytes:
-    """Return what a later attempt goes on from, as JSON; to be taken right after a batch was cut."""
-    return json.dumps({"ledger": ledger.state().plain(), "progress": progress.state()}).encode()
+def pack_state(ledger: Ledger, progress: Progress, cut: Collection[int]) -> bytes:
+    """Return what a later attempt goes on from, as JSON; right after the batch of trajectories `cut`."""
+    return json.dumps({"ledger": ledger.state().plain(), "progress": progress.state(cut)}).encode()
 
 
 def saved_state(context: RankContext) -> dict[str, Any] | None:

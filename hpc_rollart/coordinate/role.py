@@ -248,7 +248,7 @@ class Coordinator:
             )
             for item in batch.items
         ]
-        resume = pack_state(self.ledger, self.progress)
+        resume = pack_state(self.ledger, self.progress, {item.trajectory for item in items})
         message = Batch(step=batch.step, version=batch.version, items=items, resume=resume)
         self.progress.batch_cut(message)
         reply(message)

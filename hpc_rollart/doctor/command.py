@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rich.console import Console
 
 from hpc_rollart.config.cluster import load_cluster
+from hpc_rollart.config.problem import short
 from hpc_rollart.config.schema import Seconds
 from hpc_rollart.doctor import by_job, examine, results
 from hpc_rollart.doctor.examine import Say
@@ -84,7 +85,7 @@ def _seconds(text: str) -> float:
         bounded: TypeAdapter[float] = TypeAdapter(Annotated[Seconds, Field(allow_inf_nan=False)])
         return bounded.validate_python(text)
     except ValidationError:
-        raise UserError(f"--wait {text}: expected a duration such as 90s, 10m or 2h") from None
+        raise UserError(f"--wait {short(text)}: expected a duration such as 90s, 10m or 2h") from None
 
 
 @contextlib.contextmanager

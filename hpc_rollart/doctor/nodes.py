@@ -5,9 +5,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from hpc_rollart.config.cluster import Cluster, partition_of
+from hpc_rollart.config.cluster import Cluster, interface_of, partition_of
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.doctor.results import Finding
+from hpc_rollart.launch.nodecheck import missing_interface
 from hpc_rollart.launch.nodes import NodeReport, visible_gpus
 
 Check = Callable[[Sequence[NodeReport], RunConfig, Cluster], Iterator[Finding]]
@@ -172,13 +173,10 @@ def interface(reports: Sequence[NodeReport], config: RunConfig, cluster: Cluster
     """Whether the network interface of the profile exists."""
 
     def name(report: NodeReport) -> str:
-        part = config.components[report.component]
-        return cluster.partitions[partition_of(cluster, part)].interface or cluster.interface or ""
+        return interface_of(cluster, config.components[report.component])
 
     def wrong(report: NodeReport) -> str:
-        wanted, there = name(report), report.facts.get("interfaces", [])
-        others = ", ".join(n for n in there if n != "lo")
-        return f"no interface {wanted}; there are {others or 'none'}" if wanted not in there else ""
+        return missing_interface(name(report), report.facts.get("interfaces", []))
 
     asked = [report for report in _there(reports) if name(report)]
     if not asked:

@@ -8,16 +8,17 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import psutil
 
 from hpc_rollart.config.cluster import Cluster, load_cluster
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch import placement
-from hpc_rollart.launch.rundir import write_json
+from hpc_rollart.launch.rundir import append_line, write_json, writing
 
 CLUSTER_FILE = "cluster.yaml"
+_JOBS_FILE = "jobs.jsonl"
 # Longer than any command of Slurm's may take here.
 _ABANDONED_S = 600.0
 
@@ -63,10 +64,9 @@ def folder(run_dir: Path) -> Path:
 def record(run_dir: Path, job: JobRecord) -> None:
     """Add a submission."""
     line = json.dumps(asdict(job) | {"at": time.strftime("%FT%T%z", time.localtime(job.submitted))})
-    with open(folder(run_dir) / "jobs.jsonl", "a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    path = folder(run_dir) / _JOBS_FILE
+    with writing(path):
+        append_line(path, line)
 
 
 @contextlib.contextmanager
@@ -78,17 +78,18 @@ def alone(run_dir: Path) -> Iterator[None]:
     path = folder(run_dir) / "submitting"
     unique = uuid.uuid4().hex
     mine = f"{os.uname().nodename} {os.getpid()} {unique}"
-    try:
+    with writing(path.parent):
         path.parent.mkdir(exist_ok=True)
+        if path.is_dir():
+            raise UserError(f"{path}: is a directory, and must be a file or nothing; remove it")
         _remove_abandoned(path, aside=path.with_name(f".submitting.{unique}"))
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(mine)
-    except FileExistsError:
-        raise UserError(
-            f"{run_dir}: somebody else submits or resumes this run just now; see hpc-rollart status"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{run_dir}: cannot be written: {error.strerror}") from None
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(mine)
+        except FileExistsError:
+            raise UserError(
+                f"{run_dir}: somebody else submits or resumes this run just now; see hpc-rollart status"
+            ) from None
     try:
         yield
     finally:
@@ -122,15 +123,33 @@ def _abandoned(path: Path) -> bool:
 
 
 def records(run_dir: Path) -> list[JobRecord]:
-    """Return all submissions of a run, oldest first; raises `UserError` if the file is damaged."""
-    path = folder(run_dir) / "jobs.jsonl"
+    """Return all submissions of a run, oldest first; raises `UserError` if the file is damaged.
+
+    A line that somebody was killed in the middle of counts for nothing. It is no JSON, and either the last
+    one and without an end, or the next one to write began a new line after it. So what is no JSON is damage
+    only where no record follows a whole line of it.
+    """
+    path = folder(run_dir) / _JOBS_FILE
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [_record(json.loads(line)) for line in lines if line.strip()]
+        text = path.read_bytes()
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read as one job a line: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    found, torn = [], ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(msgspec.json.decode(line, type=JobRecord))
+            torn = ""
+        except (ValueError, RecursionError) as error:
+            torn = f"{path}:{number}: not the record of a job ({error}); remove the line"
+            if isinstance(error, msgspec.ValidationError):
+                raise UserError(torn) from None
+    if torn and text.endswith(b"\n"):
+        raise UserError(torn)
+    return found
 
 
 def latest(run_dir: Path) -> JobRecord:
@@ -141,19 +160,16 @@ def latest(run_dir: Path) -> JobRecord:
     return found[-1]
 
 
-def _record(line: dict[str, Any]) -> JobRecord:
-    line.pop("at", None)
-    return JobRecord(**line | {"components": [JobPart(**part) for part in line["components"]]})
-
-
 # --- the profile -------------------------------------------------------------------------------------
 
 
 def write_cluster(run_dir: Path, cluster: Cluster) -> None:
     """Keep the resolved profile in the run directory."""
-    aside = run_dir / f".{CLUSTER_FILE}.{os.getpid()}"
-    aside.write_text(placement.dump(cluster), encoding="utf-8")
-    os.replace(aside, run_dir / CLUSTER_FILE)
+    path = run_dir / CLUSTER_FILE
+    aside = path.with_name(f".{CLUSTER_FILE}.{os.getpid()}")
+    with writing(path):
+        aside.write_text(placement.dump(cluster), encoding="utf-8")
+        os.replace(aside, path)
 
 
 def load_resolved_cluster(run_dir: Path, overrides: list[str] | None = None) -> Cluster:
@@ -166,7 +182,9 @@ def load_resolved_cluster(run_dir: Path, overrides: list[str] | None = None) -> 
 
 def mark_cancelled(run_dir: Path, job: int) -> None:
     """Note that this job is to end for good: whoever would requeue it reads `is_cancelled` first."""
-    write_json(_cancelled(run_dir), {"job": job, "t": time.time()})
+    path = _cancelled(run_dir)
+    with writing(path):
+        write_json(path, {"job": job, "t": time.time()})
 
 
 def is_cancelled(run_dir: Path) -> bool:
@@ -176,7 +194,9 @@ def is_cancelled(run_dir: Path) -> bool:
 
 def clear_cancelled(run_dir: Path) -> None:
     """Forget a cancellation, for the next job of the run."""
-    _cancelled(run_dir).unlink(missing_ok=True)
+    path = _cancelled(run_dir)
+    with writing(path):
+        path.unlink(missing_ok=True)
 
 
 def _cancelled(run_dir: Path) -> Path:

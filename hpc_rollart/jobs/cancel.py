@@ -51,7 +51,14 @@ def cancel(
         say(f"job {record.job} has ended already")
         return False
     # Before any signal: whoever would requeue the job looks here first.
-    book.mark_cancelled(run_dir, record.job)
+    try:
+        book.mark_cancelled(run_dir, record.job)
+    except UserError as error:
+        # The job is ended all the same: one that goes back into the queue is met there below.
+        say(
+            f"{error}; so the job may go back into the queue, and is ended there: let this finish, or use "
+            f"scancel {record.job} at once"
+        )
     try:
         deadline_s = load_resolved(run_dir).stop_deadline_s + _MARGIN_S
     except UserError as error:  # a damaged config is no reason to keep the nodes

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Protocol
 
 from hpc_rollart.errors import UserError
+from hpc_rollart.launch.agent import KEPT
 
 DEADLINE_S = 45.0
 
 # What a job, a step or an MPI program leaves in the environment of whoever is started in it. Passed on, it
 # pins ranks to another job's cores, opens another job's files or filters what squeue shows.
-FOREIGN_PREFIXES = (
+_FOREIGN = (
     "SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_", "PMIX_", "PMI_", "PRTE_",
     "OMPI_", "SUBMITIT_",
 )  # fmt: skip
-# Where the cluster is and who one is there: without these no command finds it.
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 
 # Slurm's words, in lower case, and what to do. The first that fits is taken.
 _MENDS = (
@@ -78,11 +77,7 @@ class Runner(Protocol):
 
 def clean_environment(base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what an outer job, step or MPI program left in it."""
-    return {name: value for name, value in base.items() if name in _KEPT or not _foreign(name)}
-
-
-def _foreign(name: str) -> bool:
-    return name.startswith(FOREIGN_PREFIXES)
+    return {name: value for name, value in base.items() if name in KEPT or not name.startswith(_FOREIGN)}
 
 
 def run(command: Sequence[str], deadline_s: float = DEADLINE_S, cwd: Path | None = None) -> str:

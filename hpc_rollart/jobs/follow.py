@@ -17,6 +17,7 @@ from hpc_rollart.jobs.commands import run as run_command
 from hpc_rollart.jobs.queue import Queue
 from hpc_rollart.launch.attempt import logs, next_number
 from hpc_rollart.launch.view import RunView
+from hpc_rollart.observe.status import read_status
 
 POLL_S = 1.0
 _BLOCK = 1 << 16
@@ -96,6 +97,11 @@ def follow(
     """Write the end of each chosen file and then what is added, until the run's job has ended.
 
     Files are looked at once a second, Slurm is asked every five seconds at most.
+
+    Raises
+    ------
+    UserError
+        A run of this machine has fallen silent: nobody is left to say that it has ended.
     """
     over = _Over(run_dir, runner, clock)
     tail = Tail(sink, heads=True)
@@ -109,6 +115,8 @@ def follow(
                 tail.begin(path, lines if first else 0)
         tail.more(files)
         first = first and not tail.offsets
+        if over.silence:
+            raise UserError(over.silence)
         if ended:
             return
         sleep(POLL_S)
@@ -151,18 +159,26 @@ class Tail:
 
 
 class _Over:
-    """Tells whether nothing will be written to a run's logs any more."""
+    """Tells whether nothing will be written to a run's logs any more.
+
+    Attributes
+    ----------
+    silence
+        That nobody will ever say so, or nothing.
+    """
 
     def __init__(self, run_dir: Path, runner: Runner, clock: Callable[[], float]) -> None:
         self._run_dir, self._runner, self._clock = run_dir, runner, clock
-        self._view = RunView(run_dir)
+        self._limit_s = load_resolved(run_dir).launch.stall_deadline_s
         self._queue: Queue | None = None
+        self.silence = ""
 
     def __call__(self) -> bool:
         submitted = book.records(self._run_dir)
         if not submitted:  # a run on this machine
-            self._view.refresh()
-            return self._view.final
+            view = RunView(self._run_dir, status=read_status(self._run_dir) or {})
+            self.silence = view.unheard(self._limit_s)
+            return view.final
         if self._queue is None or self._queue.job != submitted[-1].job:
             self._queue = Queue(submitted[-1].job, self._runner, self._clock)
         try:

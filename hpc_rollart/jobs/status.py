@@ -1,6 +1,5 @@
 """How a run and its Slurm job stand, for a person and for programs."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,17 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from hpc_rollart.config.load import load_resolved
-from hpc_rollart.jobs import book
+from hpc_rollart.jobs import book, events
 from hpc_rollart.jobs.book import JobRecord
 from hpc_rollart.jobs.commands import SlurmError
 from hpc_rollart.jobs.queue import JobState, Phase, Queue
 from hpc_rollart.jobs.reasons import explain_reason
 from hpc_rollart.launch.attempt import next_number
 from hpc_rollart.launch.progress import clock as clock_text
-from hpc_rollart.launch.view import RunView, tenths
+from hpc_rollart.launch.view import RunView, last_lines, tenths
 
 Verdict = Literal["waiting", "starting", "running", "stopping", "done", "failed", "stopped", "unknown"]
 EXIT_CODES: dict[Verdict, int] = {"failed": 3, "unknown": 3, "stopped": 130}
+_LOG_END = 200
 _STYLES = {"done": "green", "running": "green", "failed": "red", "unknown": "red"}
 
 
@@ -114,7 +114,7 @@ class Watcher:
         record = submitted[-1] if submitted else None
         state, requeues, trouble = self._ask(record)
         event = _last_event(self._dir, record.job if record else None)
-        verdict, text = judge(self._view, state, event, submitted=record is not None, trouble=trouble)
+        verdict, text = judge(self._view, state, event, record, trouble=trouble)
         if verdict == "failed" and book.is_cancelled(self._dir) and self._view.state != "failed":
             verdict, text = "stopped", "cancelled"
         status, attempt = self._view.status, next_number(self._dir) - 1
@@ -156,7 +156,12 @@ class Watcher:
 
 
 def judge(
-    view: RunView, state: JobState | None, event: dict[str, Any] | None, *, submitted: bool, trouble: str
+    view: RunView,
+    state: JobState | None,
+    event: dict[str, Any] | None,
+    record: JobRecord | None,
+    *,
+    trouble: str,
 ) -> tuple[Verdict, str]:
     """Return how a run stands, from what it, its supervisor and Slurm say."""
     said = view.state
@@ -182,13 +187,16 @@ def judge(
         return "failed", view.message
     if said == "interrupted":
         return "stopped", view.message or "before all steps were done"
-    if not submitted:
+    if record is None:
         silent = view.silent_s()
         if silent is not None and silent < 60.0:
             return ("stopping" if said == "stopping" else "running"), view.message
         return "failed", "it no longer reports, and never said that it ended" if said else "it never started"
     how = state.ended_as if state is not None and state.known else "a while ago"
-    return "failed", f"the job ended ({how}) before the run was done; hpc-rollart resubmit goes on"
+    # The batch step says what kept the run from going on, or even from starting.
+    end = "".join(last_lines(Path(record.log), 1)).strip()
+    why = f'; its log ends: "{end[:_LOG_END]}"' if end else ""
+    return "failed", f"the job ended ({how}) before the run was done; hpc-rollart resubmit goes on{why}"
 
 
 def _components(record: JobRecord | None, state: JobState | None) -> list[PartStatus]:
@@ -221,22 +229,14 @@ def _components(record: JobRecord | None, state: JobState | None) -> list[PartSt
 
 
 def _last_event(run_dir: Path, job: int | None) -> dict[str, Any] | None:
-    """Return what the job's supervisor last wrote down, or None; a half-written line is left for later.
+    """Return what the job's supervisor last wrote down, or None.
 
     After a resubmission the last line may be the job's before, which says nothing of the present one.
     """
-    try:
-        lines = (book.folder(run_dir) / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        found: dict[str, Any] = json.loads(lines[-1])
-        if job is not None and str(found["job"]) != str(job):
-            return None
-        return {
-            "t": float(found["t"]),
-            "event": str(found["event"]),
-            "message": str(found.get("message", "")),
-        }
-    except (OSError, ValueError, LookupError, TypeError):
+    last = next(events.newest_first(run_dir), None)
+    if last is None or (job is not None and str(last.job) != str(job)):
         return None
+    return {"t": last.t, "event": last.event, "message": last.message}
 
 
 # --- for a person ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 NODES_VARIABLE = "ROLLART_NODES"
-# Where the cluster is; all else that Slurm puts into an environment is about one job or step.
+# Where the cluster is and who one is there; all else that Slurm puts there is about one job or step.
 KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"})
 # What shows GPUs to a process. srun would pass on those of this node; the step gets its own from Slurm.
 GPU_VARIABLES = (

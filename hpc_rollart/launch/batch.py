@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 Option = str | int | bool
 Options = Mapping[str, Option]
 
-# sbatch takes these for something else in a path, and cannot be told not to in all versions.
-ODD = re.compile(r"[%'\"\\\x00-\x1f]")
+# sbatch takes these for something else in a path, and cannot be told not to in all versions; the last are
+# bytes of a path that are no UTF-8, as the script is.
+ODD = re.compile(r"[%'\"\\\x00-\x1f\ud800-\udfff]")
 
 # What a shell that submits may have left in the job's environment. Slurm's own variables of this job stay.
 _CLEARED = ("SBATCH_", "SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "PMIX_", "PMI_", "PRTE_", "OMPI_")

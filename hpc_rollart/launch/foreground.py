@@ -1,7 +1,6 @@
 """Runs a run on this machine in front of the user, from its first step or on from its checkpoint."""
 
 import contextlib
-import json
 import shutil
 import signal
 import sys
@@ -72,10 +71,15 @@ def resume(run_dir: Path, console: Console, *, live: bool) -> Outcome:
         submit.refuse_if_alive(path)
         if problems := checks.on_this_machine(config):
             raise ConfigError([f"{'.'.join(map(str, found.path))}: {found.text}" for found in problems])
-        manifest = _manifest(path)
+        manifest = rundir.read_manifest(path)
         if not Path(str(manifest.get("model_dir", ""))).joinpath("config.json").is_file():
             ensure_model(config, path, console)
         attempt = next_attempt(path, config)
+        if attempt.passed_over:
+            console.print(
+                f"passed over: {attempt.passed_over}", style="yellow", markup=False, highlight=False,
+                soft_wrap=True,
+            )  # fmt: skip
         where = (
             f"from step {attempt.step}"
             if attempt.checkpoint
@@ -111,16 +115,6 @@ def _go(
         display.close()
     summary(run.path, console, _write_report(run.path, console))
     return outcome
-
-
-def _manifest(run_dir: Path) -> dict[str, object]:
-    path = run_dir / "manifest.json"
-    try:
-        found: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-        found["run_id"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read, so the run cannot go on: {error}") from None
-    return found
 
 
 def _write_report(run_dir: Path, console: Console) -> Path | None:

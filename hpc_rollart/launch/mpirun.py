@@ -8,13 +8,11 @@ from pathlib import Path
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
-from hpc_rollart.launch.agent import KEPT
+from hpc_rollart.jobs.commands import clean_environment
 from hpc_rollart.launch.processes import MARKER
 
 COMPONENT = "ROLLART_COMPONENT"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# A run started inside a Slurm allocation or from another MPI program is still a world of its own.
-_FOREIGN_PREFIXES = ("SLURM_", "PMIX_", "PMI_", "PRTE_", "OMPI_")
 
 
 def find_mpirun() -> Path:
@@ -99,11 +97,6 @@ def scratch_variables(scratch: Path, shared_memory: Path) -> dict[str, str]:
     }
 
 
-def without_foreign(base: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what Slurm or another MPI program put there; where Slurm is stays."""
-    return {k: v for k, v in base.items() if k in KEPT or not k.startswith(_FOREIGN_PREFIXES)}
-
-
 def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memory: Path) -> dict[str, str]:
     """Return what the environments of mpirun and of every rank have in common wherever they run.
 
@@ -118,7 +111,7 @@ def environment(base: Mapping[str, str], run_id: str, scratch: Path, shared_memo
     shared_memory
         Directory in memory for MPI's shared segments; removed after the run.
     """
-    env = without_foreign(base)
+    env = clean_environment(base)
     env.setdefault("HOME", str(scratch))  # Open MPI does not start without one
     env |= {
         MARKER: run_id,

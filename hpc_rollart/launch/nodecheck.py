@@ -72,6 +72,22 @@ def facts(
     }
 
 
+def missing_interface(wanted: str, there: Sequence[str]) -> str:
+    """Return that a node has not the network interface it is to use, or nothing.
+
+    Parameters
+    ----------
+    wanted
+        A name, or several with commas between, of which MPI uses those that a node has; empty: any.
+    there
+        The node's `interfaces`; empty where they could not be listed, and then nothing is missed.
+    """
+    if not wanted or not there or set(wanted.split(",")) & set(there):
+        return ""
+    others = ", ".join(name for name in there if name != "lo")
+    return f"no interface {wanted}; there are {others or 'none'}"
+
+
 def versions(packages: Sequence[str]) -> dict[str, str | None]:
     """Return the installed version of each distribution, None for one that is missing."""
     return {name: _version(name) for name in packages}

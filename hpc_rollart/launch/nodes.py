@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.cluster import Cluster, interface_of
 from hpc_rollart.config.schema import Component, RunConfig
+from hpc_rollart.jobs.commands import clean_environment
 from hpc_rollart.launch import agent
 from hpc_rollart.launch.allocation import Allocation, Group
-from hpc_rollart.launch.mpirun import without_foreign
+from hpc_rollart.launch.nodecheck import missing_interface
 from hpc_rollart.launch.slurm_world import scratch_base
 
 # A node that is well answers within a second or two; srun itself gives up on a dead one after about as long.
@@ -120,7 +121,7 @@ def _ask(
     else:
         cpus = part.cpus_per_rank * part.ranks_per_node
         line = [*agent.step_command(job_id, group.index, host, cpus, "nodecheck"), *probe]
-        env = agent.step_environment(without_foreign(os.environ), job_id)
+        env = agent.step_environment(clean_environment(os.environ), job_id)
     before = time.time()
     with subprocess.Popen(
         line, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -141,11 +142,11 @@ def _ask(
         said = " ".join(errors.split())[-300:] or f"srun ended with code {process.returncode}"
         return NodeReport(host, group.component, False, said)
     skew = max(facts["t"] - after, 0.0) - max(before - facts["t"], 0.0)
-    problem = _problem(facts, part, skew)
+    problem = _problem(facts, part, skew, interface_of(cluster, part))
     return NodeReport(host, group.component, True, problem, facts, skew)
 
 
-def _problem(facts: dict[str, Any], part: Component, skew: float) -> str:
+def _problem(facts: dict[str, Any], part: Component, skew: float, interface: str) -> str:
     """Return why the node cannot be used as it is, or nothing."""
     for key in ("run_dir", "scratch", "memory"):
         if facts[key]:
@@ -157,4 +158,6 @@ def _problem(facts: dict[str, Any], part: Component, skew: float) -> str:
     if abs(skew) > _MAX_SKEW_S:
         way = "ahead" if skew > 0 else "behind"
         return f"its clock is {abs(skew):.0f} s {way}, so timelines would not match; have it set"
+    if gone := missing_interface(interface, facts["interfaces"]):
+        return f"{gone}; correct interface in the cluster's profile"
     return ""

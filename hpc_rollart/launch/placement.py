@@ -7,14 +7,16 @@ from typing import Annotated
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hpc_rollart.config.cluster import Cluster, Partition, Word, partition_of
+from hpc_rollart.config import problem
+from hpc_rollart.config.cluster import Cluster, Partition, partition_of
+from hpc_rollart.config.cluster_words import Word
 from hpc_rollart.config.problem import ConfigError
-from hpc_rollart.config.schema import AnyComponent, RunConfig, Seconds
+from hpc_rollart.config.schema import MAX_SECONDS, AnyComponent, RunConfig, Seconds
 from hpc_rollart.launch.batch import HetComponent, Option
 
 # In a het job each option of a component is taken over by those after it that do not set it, except these.
 _OWN = frozenset({"nodes", "ntasks-per-node", "cpus-per-task", "gres", "gpus-per-node", "exclusive"})
-_WORDS_OF_TIME = "expected a duration such as 90m or 12h, or Slurm's 12:00:00 or 2-00:00:00"
+_WORDS_OF_TIME = "expected a duration such as 90m or 12h, or Slurm's 12:00:00 or 2-00:00:00, at most 3650d"
 
 
 @dataclass(frozen=True)
@@ -113,27 +115,35 @@ def with_choices(cluster: Cluster, *, account: str | None, qos: str | None, time
             # As the profile's own key: what is submitted must be readable again from RUN/cluster.yaml.
             TypeAdapter(Word | None).validate_python(value)
         except ValidationError:
-            raise ConfigError([f"--{key}: {str(value)[:40]!r} is no name of one"]) from None
+            raise ConfigError([f"--{key}: '{problem.short(str(value))}' is no name of one"]) from None
     return cluster.model_copy(update=update)
 
 
 def seconds_of(text: str) -> float:
     """Return a time limit in seconds, from `12h` as everywhere here or `12:00:00` as Slurm has it."""
-    days, dash, rest = text.rpartition("-")
-    fields = rest.split(":")
-    if (dash or len(fields) > 1) and len(fields) <= 3 and all(part.isdecimal() for part in fields):
-        numbers = [int(part) for part in fields]
-        # With days it is hours[:minutes[:seconds]], without them minutes:seconds or hours:minutes:seconds.
-        numbers = numbers + [0] * (3 - len(numbers)) if dash else [0] * (3 - len(numbers)) + numbers
-        if not dash or days.isdecimal():
-            value = 86400.0 * int(days or 0) + 3600 * numbers[0] + 60 * numbers[1] + numbers[2]
-            if value > 0:
-                return value
+    value = slurm_seconds(text)
+    if value is not None and 0 < value <= MAX_SECONDS:
+        return value
     try:
         bounded: TypeAdapter[float] = TypeAdapter(Annotated[Seconds, Field(allow_inf_nan=False)])
         return bounded.validate_python(text)
     except ValidationError:
-        raise ConfigError([f"--time {text}: {_WORDS_OF_TIME}"]) from None
+        raise ConfigError([f"--time {problem.short(text)}: {_WORDS_OF_TIME}"]) from None
+
+
+def slurm_seconds(text: str) -> float | None:
+    """Return the seconds of `12:00:00` or `2-00:00:00`, None for what is not in this form of Slurm's."""
+    days, dash, rest = text.rpartition("-")
+    fields = rest.split(":")
+    if not (dash or len(fields) > 1) or len(fields) > 3:
+        return None
+    # What has more digits is too long in any case, and thousands of them are no number to Python.
+    if not all(part.isdecimal() and len(part) < 10 for part in (*fields, *([days] if dash else []))):
+        return None
+    numbers = [int(part) for part in fields]
+    # With days it is hours[:minutes[:seconds]], without them minutes:seconds or hours:minutes:seconds.
+    numbers = numbers + [0] * (3 - len(numbers)) if dash else [0] * (3 - len(numbers)) + numbers
+    return 86400.0 * int(days or 0) + 3600 * numbers[0] + 60 * numbers[1] + numbers[2]
 
 
 def slurm_time(seconds: float) -> str:

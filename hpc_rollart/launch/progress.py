@@ -86,9 +86,10 @@ class LiveDisplay:
 
     def close(self) -> None:
         """Leave the last drawing on the screen."""
-        self._view.refresh()
-        self._live.update(self.render(), refresh=True)
-        self._live.stop()
+        try:
+            self.update()
+        finally:
+            self._live.stop()  # or the terminal would stay without a cursor
 
     def render(self) -> RenderableType:
         """Return the panel as of the last `update`."""

@@ -6,7 +6,6 @@ Started by the launcher as ``python -m hpc_rollart.launch.rank RUN_DIR ATTEMPT``
 import asyncio
 import contextlib
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from hpc_rollart.fabric.world import ComponentSpec, open_world
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.gpus import GPU_VENDOR, show_own_gpus
 from hpc_rollart.launch.processes import end_with_parent
+from hpc_rollart.launch.rundir import read_manifest
 from hpc_rollart.messages import AnyMessage, Fatal, Stop
 from hpc_rollart.observe.timeline import Timeline
 from hpc_rollart.rank import RankContext, record_failure
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     end_with_parent(signal.SIGKILL)
     signals = StopSignals()
     config = attempt.effective(load_resolved(run_dir))
-    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest = read_manifest(run_dir)
     world = open_world(
         [
             ComponentSpec(

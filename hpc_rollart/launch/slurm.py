@@ -112,6 +112,7 @@ class HetSlurmExecutor(SlurmExecutor):
         """Run sbatch and return the job's id; where sbatch does not say, squeue is asked once."""
         # Whether a job that squeue does not list yet may come all the same.
         late = True
+        broken_off: KeyboardInterrupt | None = None
         try:
             said = self._runner(self._make_submission_command(script))
             try:
@@ -124,8 +125,8 @@ class HetSlurmExecutor(SlurmExecutor):
             if not any(words in error.said.lower() for words in _UNANSWERED):
                 raise
             why = str(error)
-        except KeyboardInterrupt:
-            why, self.interrupted = "interrupted while sbatch ran", True
+        except KeyboardInterrupt as error:
+            why, self.interrupted, broken_off = "interrupted while sbatch ran", True, error
         try:
             found = find(script, self._runner)
         except (SlurmError, KeyboardInterrupt):
@@ -133,7 +134,10 @@ class HetSlurmExecutor(SlurmExecutor):
         if found is not None:
             return found
         if late:
-            raise Unconfirmed(f"{why}\nthe job may be in the queue all the same: see squeue --me")
+            # By its cause the command's exit code is that of Ctrl-C.
+            raise Unconfirmed(
+                f"{why}\nthe job may be in the queue all the same: see squeue --me"
+            ) from broken_off
         raise SlurmError(why)
 
 

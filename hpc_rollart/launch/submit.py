@@ -1,6 +1,5 @@
 """From a run's config to a queued heterogeneous job, and to the next job of the same run."""
 
-import json
 import os
 import shlex
 import shutil
@@ -120,11 +119,7 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = commands.run) 
     config = load_resolved(run_dir)
     refuse_if_done(run_dir)
     placed = placement.place(config, cluster)
-    try:
-        manifest = json.loads((run_dir / "manifest.json").read_text(encoding="utf-8"))
-        directory = str(manifest["directory"])
-    except (OSError, ValueError, KeyError):
-        directory = str(run_dir)
+    directory = rundir.read_manifest(run_dir).get("directory", str(run_dir))
     with book.alone(run_dir):
         refuse_if_queued(run_dir, runner)
         refuse_if_alive(run_dir)
@@ -212,10 +207,12 @@ def _submit(
 ) -> JobRecord:
     book.write_cluster(run_dir, cluster)
     folder = book.folder(run_dir)
-    folder.mkdir(exist_ok=True)
+    with rundir.writing(folder):
+        folder.mkdir(exist_ok=True)
     executor = _executor(run_dir, config, cluster, placed, directory, runner)
     try:
-        submitted = executor.submit(supervise(run_dir))
+        with rundir.writing(folder):  # its script and its pickle
+            submitted = executor.submit(supervise(run_dir))
         record = _record(int(submitted.job_id), run_dir, cluster, placed)
         book.record(run_dir, record)
     except Unconfirmed as error:
@@ -237,8 +234,8 @@ def _take_back(job: int, run_dir: Path, why: BaseException, runner: Runner) -> N
         runner(["scancel", str(job)])
     except SlurmError as error:
         raise Unconfirmed(
-            f"job {job} is in the queue, but could not be noted in {run_dir} ({why!r}), and scancel fails: "
-            f"{error}\nend it with scancel {job}"
+            f"job {job} is in the queue, but could not be noted in {run_dir} ({str(why) or repr(why)}), "
+            f"and scancel fails: {error}\nend it with scancel {job}"
         ) from None
 
 

@@ -5,16 +5,15 @@ killed at any time: whatever it knows that must outlive it is in the run directo
 """
 
 import contextlib
-import json
+import itertools
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -25,19 +24,19 @@ from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.doctor.nodes import short_checks
 from hpc_rollart.doctor.results import Finding
 from hpc_rollart.errors import UserError
-from hpc_rollart.jobs import book
+from hpc_rollart.jobs import book, events
 from hpc_rollart.jobs.commands import SlurmError
 from hpc_rollart.launch import sentinel
 from hpc_rollart.launch.allocation import Allocation, Group, give_back, job_facts
 from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import check_nodes
-from hpc_rollart.launch.rundir import RunDir, amend_manifest
+from hpc_rollart.launch.rundir import RunDir, amend_manifest, read_manifest
+from hpc_rollart.launch.signals import collected
 from hpc_rollart.launch.slurm_world import make_launcher
 from hpc_rollart.launch.view import close_status, reopen_status
 from hpc_rollart.launch.world import Outcome, World
 
-EVENTS_FILE = "events.jsonl"
 _POLL_S = 0.25
 _RECORD_S = 60.0
 _ASK_END_EVERY_S = 60.0
@@ -69,7 +68,9 @@ class Supervise:
         # What submitit put there requeues the job; it is called once the ranks have stopped.
         number = signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
         requeue = signal.getsignal(number)
-        with _signals() as asked:
+        # Preemption sends SIGCONT before SIGTERM; it means nothing here.
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        with collected(_STOP_SIGNALS) as asked:
             supervisor = Supervisor(Path(self.run_dir), asked)
             try:
                 end = supervisor.run()
@@ -118,7 +119,7 @@ class Supervisor:
     run_dir
         Of the run.
     asked
-        Returns the signal that asked the job to stop, or None.
+        Signals that asked the job to stop so far.
     lost
         Nodes of the job that are of no use, and why.
     findings
@@ -126,7 +127,7 @@ class Supervisor:
     """
 
     run_dir: Path
-    asked: Callable[[], signal.Signals | None]
+    asked: Sequence[signal.Signals]
     config: RunConfig = field(init=False)
     cluster: Cluster = field(init=False)
     allocation: Allocation = field(init=False)
@@ -148,7 +149,7 @@ class Supervisor:
         """
         self.config = load_resolved(self.run_dir)
         self.cluster = book.load_resolved_cluster(self.run_dir)
-        manifest = json.loads((self.run_dir / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_manifest(self.run_dir)
         run = RunDir(self.run_dir, manifest["run_id"])
         self.allocation = Allocation.of_this_job(self.config)
         self._refuse_another_job()
@@ -204,6 +205,8 @@ class Supervisor:
     def _attempt(self, run: RunDir, attempt: Attempt, allocation: Allocation) -> Outcome:
         """Run one world to its end; the first reason to stop is passed on to the ranks."""
         config = attempt.effective(self.config)
+        if attempt.passed_over:
+            self.say("checkpoint passed over", message=attempt.passed_over)
         self.say("attempt starts", attempt=attempt.number, step=attempt.step, nodes=list(allocation.hosts))
         stopped, looked = "", False
         launcher = make_launcher(config, self.cluster, allocation, run, attempt)
@@ -224,8 +227,8 @@ class Supervisor:
 
     def _reason_to_stop(self) -> str:
         """Return why the ranks should stop now, or nothing."""
-        if number := self.asked():
-            return f"received {number.name}"
+        if self.asked:
+            return f"received {self.asked[-1].name}"
         self._look_at_end()
         lead = self.config.launch.stop_lead_s
         if self._end_time is not None and time.time() > self._end_time - lead:
@@ -273,8 +276,8 @@ class Supervisor:
         try:
             give_back(group, left, book.folder(self.run_dir))
         except SlurmError as error:
-            # Slurm 22.05 does not let go of a component's first node. The whole job goes back into the queue
-            # before Slurm takes the node for down and breaks the job apart.
+            # Slurm does not let go of a component's first node. The whole job goes back into the queue before
+            # Slurm takes the node for down and breaks the job apart.
             gone = ", ".join(host for host in group.hosts if host not in left)
             self._stuck = f"node {gone} of component {group.component} is lost and stays in the job ({error})"
             self.say("lost nodes stay in the job", hosts=gone, message=str(error))
@@ -373,12 +376,8 @@ class Supervisor:
     def _idle_jobs(self) -> str:
         """Return that the jobs before this one got nothing done, if that was so too often."""
         step = next_attempt(self.run_dir, self.config).step
-        before = [event["step"] for event in self._events() if event["event"] == "job starts"]
-        idle = 0
-        for earlier in reversed(before):
-            if earlier != step:
-                break
-            idle += 1
+        begun = (e for e in events.newest_first(self.run_dir) if e.event == "job starts")
+        idle = len(list(itertools.takewhile(lambda event: event.step == step, begun)))
         limit = self.config.launch.restart.attempts
         if idle <= limit or not self.allocation.restarts:
             return ""
@@ -386,15 +385,6 @@ class Supervisor:
             f"{idle} jobs in a row began at step {step} and got no checkpoint further "
             f"(launch.restart.attempts: {limit}); give them more time, or look at their logs"
         )
-
-    def _events(self) -> list[dict[str, Any]]:
-        path = self.run_dir / "slurm" / EVENTS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError):  # half a line, of a supervisor that was killed
-                found.append(json.loads(line))
-        return found
 
     def _note_job(self) -> None:
         job = {"job_id": self.allocation.job_id, "cluster": os.environ.get("SLURM_CLUSTER_NAME")}
@@ -405,13 +395,10 @@ class Supervisor:
 
     def say(self, what: str, **more: Any) -> None:
         """Print an event for the batch log and keep it in RUN/slurm/events.jsonl."""
-        job = os.environ.get("SLURM_JOB_ID", "")
-        line = json.dumps({"t": time.time(), "job": job, "event": what, **more})
         try:
-            with open(self.run_dir / "slurm" / EVENTS_FILE, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            events.write(self.run_dir, what, **more)
         except OSError as error:  # a full disk must not end a run that may still save itself
-            print(f"cannot write {EVENTS_FILE}: {error.strerror}", flush=True)
+            print(f"cannot write {events.EVENTS_FILE}: {error.strerror}", flush=True)
         details = "".join(f", {name} {_plain(value)}" for name, value in more.items())
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}{details}", flush=True)
 
@@ -420,22 +407,3 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{key}: {_plain(item)}" for key, item in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Callable[[], signal.Signals | None]]:
-    """Note the signals that ask a job to stop instead of dying of them; yields what came last, if any."""
-    last: signal.Signals | None = None
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        nonlocal last
-        last = signal.Signals(number)
-
-    before = {number: signal.signal(number, note) for number in _STOP_SIGNALS}
-    # Preemption sends it before SIGTERM; it means nothing here.
-    before[signal.SIGCONT] = signal.signal(signal.SIGCONT, signal.SIG_IGN)
-    try:
-        yield lambda: last
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

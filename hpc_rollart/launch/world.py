@@ -19,6 +19,7 @@ from hpc_rollart.launch import scratch as scratches
 from hpc_rollart.launch.attempt import Attempt, logs
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines
+from hpc_rollart.observe.status import read_status
 
 RANK_MODULE = "hpc_rollart.launch.rank"
 # What the launcher waits beyond the coordinator's own deadlines, whose errors name the rank at fault.
@@ -141,7 +142,7 @@ class World:
     def stop(self) -> None:
         """Ask the ranks to end in good order; asked again, end them at once."""
         now = time.monotonic()
-        self._view.refresh()
+        self._look()
         ready = self._view.state in ("running", "stopping")
         if self.stopping or not ready:
             # A rank that is still starting has no handler for the polite signal and holds nothing to save.
@@ -185,7 +186,7 @@ class World:
     def _overdue(self, now: float) -> str:
         """Return which deadline the world has missed, or nothing."""
         launch = self._config.launch
-        self._view.refresh()
+        self._look()
         if self._view.final or self.failing:
             self._over_at = self._over_at or now
             return "ranks did not leave" if now > self._over_at + _LEAVE_GRACE_S else ""
@@ -200,7 +201,7 @@ class World:
         return ""
 
     def _outcome(self, code: int) -> Outcome:
-        self._view.refresh()
+        self._look()
         state, failure = self._view.state, failure_text(self._run.path, self._attempt.number)
         if state == "done" and code == 0:
             return Outcome("done")
@@ -218,6 +219,10 @@ class World:
             )
         close_status(self._run.path, outcome.state, outcome.message)
         return outcome
+
+    def _look(self) -> None:
+        """Read status.json alone; metrics are nothing that a run may end for."""
+        self._view.status = read_status(self._run.path) or self._view.status
 
     def _why(self, code: int) -> str:
         log = self._logs / "mpirun.log"

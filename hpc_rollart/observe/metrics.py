@@ -11,10 +11,8 @@ import msgspec
 import numpy as np
 from tensorboard.summary import Writer
 
-from hpc_rollart.errors import UserError
 from hpc_rollart.folders import sync
-
-METRICS_FILE = "metrics.jsonl"
+from hpc_rollart.observe.steps import METRICS_FILE
 
 
 def _plain(value: Any) -> Any:
@@ -107,27 +105,3 @@ def _step(line: bytes) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # damaged: better a step without a line than a file that nobody can read
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """All whole lines of ``metrics.jsonl``, in order; none when the file is missing.
-
-    A last line that a killed writer left torn is passed over.
-
-    Raises
-    ------
-    UserError
-        Another line is damaged.
-    """
-    path = Path(run_dir) / METRICS_FILE
-    if not path.exists():
-        return []
-    found = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not line.endswith(b"\n"):
-            continue
-        try:
-            found.append(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: not a line of JSON ({error}); remove it to read on") from None
-    return found

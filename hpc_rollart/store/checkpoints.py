@@ -27,6 +27,12 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return directory / pointer.read_text().strip() if pointer.exists() else None
 
 
+def steps_saved(directory: Path) -> dict[int, Path]:
+    """Folders of the checkpoints in `directory` by their step, the newest first."""
+    found = {int(path.name[5:]): path for path in directory.glob("step-*") if path.name[5:].isdecimal()}
+    return dict(sorted(found.items(), reverse=True))
+
+
 def check_checkpoint(folder: Path, *, ledger: bool) -> int:
     """Look whether a run can go on from `folder` and return its step; no tensor is read.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hpc_rollart.folders import publish_folder, sync
-from hpc_rollart.store.checkpoints import LATEST, LEDGER, OPTIMIZER, TRAINER
+from hpc_rollart.store.checkpoints import LATEST, LEDGER, OPTIMIZER, TRAINER, latest_checkpoint, steps_saved
 
 
 def write_checkpoint(
@@ -64,11 +64,15 @@ def write_checkpoint(
 def remove_old(directory: Path, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints; to be called when the newest is whole and pointed to.
 
-    One is renamed before it is removed, so that no name that looks like a checkpoint is ever half there.
+    Later steps than that are of a run that went back behind a damaged checkpoint, and go too. A folder is
+    renamed before it is removed, so that no name that looks like a checkpoint is ever half there.
     """
+    newest = latest_checkpoint(directory)
     for left in directory.glob(".step-*.old"):  # a removal that was killed
         shutil.rmtree(left, ignore_errors=True)
-    for folder in sorted(directory.glob("step-*"), key=lambda path: int(path.name[5:]))[:-keep]:
+    saved = list(steps_saved(directory).values())
+    first = saved.index(newest) if newest in saved else 0
+    for folder in saved[:first] + saved[first + keep :]:
         aside = directory / f".{folder.name}.old"
         folder.rename(aside)
         shutil.rmtree(aside, ignore_errors=True)

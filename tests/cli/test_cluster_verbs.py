@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +101,65 @@ def test_submit_that_cannot_be_is_exit_code_2_and_leaves_nothing(
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
     assert not (conf.parent / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--account", "ODD"], ["--qos", "ODD"], ["--time", "ODD"], ["--dir", "/tmp/ODD"],
+        ["--cluster", "ODD"],
+        ["-o", "run.name=ODD"], ["-o", "ODD=1"], ["-c", "account=ODD"], ["-c", "ODD.x=1"],
+        ["-c", 'setup=["\\ud800"]'], ["--dir", "LONG"], ["--account", "LONG"], ["--cluster", "LONG"],
+        ["-c", "LONG=1"], ["-o", "model={path: LONG}"], ["--time", "LONG"],
+    ],
+)  # fmt: skip
+def test_what_is_no_text_or_fills_the_screen_is_one_short_line(
+    conf: Path, profile: Path, tmp_path: Path, args: list[str]
+) -> None:
+    for name in ("sbatch", "scontrol"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / name).chmod(0o700)
+    args = [arg.replace("ODD", "a\udcff").replace("LONG", "x" * 5000) for arg in args]
+    done = call("submit", conf, "--cluster", profile, "--shared", *args, PATH=f"{tmp_path}:/bin")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert len(done.stderr) < 700, done.stderr
+
+
+@pytest.mark.parametrize("verb", [["config", "show"], ["run"], ["submit", "--cluster", "testbed"]])
+def test_file_whose_name_is_no_text_is_shown_by_its_bytes(tmp_path: Path, verb: list[str]) -> None:
+    done = call(*verb, tmp_path / "a\udcff.yaml")
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}/a\\udcff.yaml: there is no such file\n")
+
+
+@pytest.mark.parametrize("hangs", ["scontrol", "sbatch"])
+def test_ctrl_c_while_slurm_is_asked_is_exit_code_130(
+    conf: Path, profile: Path, tmp_path: Path, hangs: str
+) -> None:
+    asked = tmp_path / "asked"
+    for name in ("scontrol", "sbatch", "squeue"):
+        waits = f"touch {asked}; exec sleep 60" if name == hangs else "exit 0"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{waits}\n")
+        (tmp_path / name).chmod(0o700)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment.pop("SLURM_CONF", None)
+    line = [sys.executable, "-m", "hpc_rollart", "submit", conf, "--cluster", profile, "--shared"]
+    process = subprocess.Popen(
+        line, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not asked.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the commands too
+        _, said = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, "Traceback" in said) == (130, False)
+    # sbatch may have sent the job off before it died: then the directory is kept for it.
+    assert (conf.parent / "demo").exists() == ("interrupted while sbatch ran" in said) == (hangs == "sbatch")
 
 
 def test_cluster_of_the_run_is_used_when_none_is_given(conf: Path, profile: Path) -> None:

@@ -22,6 +22,10 @@ from hpc_rollart.config.cluster import (
     partition_of,
 )
 from hpc_rollart.config.schema import EnvComponent, GeneratorComponent, TrainerComponent
+from hpc_rollart.launch.agent import GPU_VARIABLES, NODES_VARIABLE
+from hpc_rollart.launch.gpus import GPU_VENDOR
+from hpc_rollart.launch.mpirun import COMPONENT, THREAD_VARIABLES, scratch_variables
+from hpc_rollart.launch.processes import MARKER
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "conf" / "cluster").glob("*.yaml"))
@@ -403,3 +407,122 @@ def test_override_changes_one_key(file: Path) -> None:
 )
 def test_mistake_in_an_override_names_it(file: Path, override: str, line: str) -> None:
     assert lines(file, override) == [line]
+
+
+# --- what would break a job --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "mend"),
+    [
+        (
+            "wrap",
+            "--wrap is not set here: this program writes the script; use the key setup for lines of shell",
+        ),
+        ("hetjob", "--hetjob is not set here: it follows from the run's components and name; remove it"),
+        (
+            "wait",
+            "--wait is not set here: sbatch would not come back before the run's end; use hpc-rollart status --watch",
+        ),
+        (
+            "test-only",
+            "--test-only is not set here: nothing would be submitted; use hpc-rollart submit --dry-run",
+        ),
+        (
+            "parsable",
+            "--parsable is not set here: it changes what sbatch says, which this program reads; remove it",
+        ),
+        (
+            "export",
+            "--export is not set here: the job has the shell's environment; use the keys environment and setup",
+        ),
+        (
+            "clusters",
+            "--clusters is not set here: Slurm's other commands must find the job too; set SLURM_CLUSTERS in your shell",
+        ),
+        (
+            "gpus",
+            "--gpus is not set here: use the keys gpu and gres, and gpus_per_rank of the run's components",
+        ),
+        ("cpus-per-gpu", "--cpus-per-gpu is not set here: use cpus_per_rank of the run's components"),
+        ("mem-per-cpu", "--mem-per-cpu is not set here: use the key memory"),
+        ("N", "-N is one letter: give the long name that sbatch --help shows beside it"),
+        ("part", "--partition is not set here: use the key partition"),
+    ],
+)
+def test_option_that_breaks_a_submission_is_refused_with_the_mend(file: Path, option: str, mend: str) -> None:
+    where = f"options.{option}"
+    assert lines(file, f"{where}=1") == [f"-c {where}=1: {where}: {mend}"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["begin", "dependency", "nodelist", "exclude", "exclusive", "mail-user", "comment", "hint", "time-min", "bb",
+     "ignore-pbs", "licenses", "switches", "gres-flags", "mem-bind", "wait-all-nodes", "nice", "tmp"],
+)  # fmt: skip
+def test_option_that_a_user_may_want_is_taken(file: Path, option: str) -> None:
+    assert load_cluster(str(file), [f"options.{option}=1"]).options == {option: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        (
+            "PATH",
+            "Slurm's commands would have it too, in place of the node's; use modules, or an export in setup",
+        ),
+        (
+            "LD_PRELOAD",
+            "Slurm's commands would have it too, in place of the node's; use modules, or an export in setup",
+        ),
+        ("SLURM_JOB_ID", "Slurm sets it, or its commands obey it; use options, or remove it"),
+        ("SQUEUE_FORMAT", "Slurm sets it, or its commands obey it; use options, or remove it"),
+        ("PMIX_RANK", "MPI sets it for each rank; only its OMPI_MCA_, PRTE_MCA_ and PMIX_MCA_ may be tuned"),
+        ("PRTE_MCA_plm_ssh_agent", "it is set for each attempt; remove it"),
+        ("PYTHONHOME", "Python would not start; use the key python"),
+    ],
+)
+def test_variable_that_breaks_a_run_is_refused_with_the_mend(file: Path, name: str, mend: str) -> None:
+    where = f"environment.{name}"
+    assert lines(file, f"{where}=x") == [f"-c {where}=x: {where}: {name} is not set here: {mend}"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*GPU_VARIABLES, *THREAD_VARIABLES, *scratch_variables(Path("/s"), Path("/m")), MARKER, COMPONENT, GPU_VENDOR,
+     NODES_VARIABLE],
+)  # fmt: skip
+def test_variable_that_the_launchers_set_is_refused(file: Path, name: str) -> None:
+    (line,) = lines(file, f"environment.{name}=x")
+    assert f"{name} is not set here: " in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["OMPI_MCA_btl_tcp_links", "PMIX_MCA_gds", "UCX_TLS", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "FI_PROVIDER",
+     "HF_HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "ROLLART_CACHE", "HDF5_USE_FILE_LOCKING"],
+)  # fmt: skip
+def test_variable_that_tunes_a_run_is_taken(file: Path, name: str) -> None:
+    assert load_cluster(str(file), [f"environment.{name}=x"]).environment == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["account=LONG", "account='LONG LONG'", "launcher=LONG", "roles.env=LONG", "options.LONG=1", "LONG=1",
+     "environment.x-LONG=1", "environment.SLURM_LONG=1", "partitions.LONG.gpu=x", "scratch=LONG", "time=LONG"],
+)  # fmt: skip
+def test_value_of_a_screen_is_cut_where_it_is_quoted(file: Path, override: str) -> None:
+    for line in lines(file, override.replace("LONG", "x" * 100_000)):
+        assert len(line) < 600, line[:600]
+
+
+def test_profile_whose_name_is_too_long_for_a_file_is_unknown() -> None:
+    with pytest.raises(
+        ConfigError, match=r"there is no profile 'x{60}\.\.\. \(100,000 characters\)'; profiles: "
+    ):
+        load_cluster("x" * 100_000)
+
+
+def test_characters_of_a_word_are_shown_even_if_they_are_no_text(file: Path) -> None:
+    (line,) = lines(file, 'qos="a\\x07b"')
+    assert r"leave out \x07" in line and line.isprintable()

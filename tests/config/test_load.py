@@ -151,7 +151,6 @@ def test_later_override_wins(conf: Path) -> None:
                                        "not trainer"),
         ("run.steps.more=3", "run.steps is a single value and has no key 'more'"),
         ("run.steps", "expected KEY=VALUE, for example run.steps=100"),
-        ("run.steps=" + "[" * 5000, "the value is nested too deeply"),
         ("run.steps=[", "the value is not valid YAML: expected the node content, but found '<stream end>'"),
     ],
 )  # fmt: skip
@@ -309,3 +308,62 @@ def test_any_data_is_accepted_or_refused_in_plain_words(
     except ConfigError as error:
         assert error.lines
         assert all("\n" not in line and line.startswith(str(path)) for line in error.lines)
+
+
+# --- values that are no values -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("9" * 400, "expected a duration of at most 10 years (3650d), not 999"),
+        ("9" * 400 + "h", "expected a duration of at most 10 years (3650d), not "),
+        ("1e400", "expected a duration of at most 10 years (3650d), not Infinity"),
+        (".inf", "expected a duration of at most 10 years (3650d), not Infinity"),
+        ("3651d", "expected a duration of at most 10 years (3650d), not "),
+        (".nan", "expected a finite number, not NaN"),
+        ("nan", "expected a duration such as "),
+        ("-1", "must be more than 0, not -1"),
+        ("9" * 5000, "the value is not valid YAML: a number or date in it is out of range"),
+        ("2026-13-45", "the value is not valid YAML: a number or date in it is out of range"),
+        ("[" * 5000, "the value is nested too deeply"),
+        ("&a [*a]", "expected a number, not this list"),
+        ("a" * 100_000, "expected a duration such as "),
+        (r'"\ud800"', r"run.time_budget: has \ud800 in it, which is no text; remove it"),
+        (r'"\0"', r"run.time_budget: has \x00 in it, which is no text; remove it"),
+        ('"\udcff"', "the value is not valid YAML: unacceptable character #xdcff"),
+    ],
+    ids=range(16),
+)
+def test_senseless_duration_is_one_short_line(conf: Path, value: str, said: str) -> None:
+    (line,) = lines(conf, f"run.time_budget={value}")
+    assert said in line
+    assert len(line) < 300 and line.isprintable()
+
+
+def test_longest_duration_is_ten_years(conf: Path) -> None:
+    assert load(conf, ["run.time_budget=3650d"]).run.time_budget == 3650 * 86400
+
+
+@pytest.mark.parametrize("text", ["steps: 2026-13-45", "steps: " + "9" * 5000])
+def test_number_that_python_refuses_is_the_files_mistake(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(f"run: {{{text}}}\n")
+    assert lines(path) == ["odd.yaml: not valid YAML: a number or date in it is out of range"]
+
+
+@pytest.mark.parametrize("key", ["k\udcff", "run.k\udcff", "components.k\udcff.nodes", "tasks.k\udcff.name"])
+def test_key_that_is_no_text_is_shown_by_its_number(conf: Path, key: str) -> None:
+    (line,) = lines(conf, f"{key}=1")
+    assert line.startswith(f"-o {key}=1: ".replace("\udcff", r"\udcff")) and line.isprintable()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["LONG=1", "run.LONG=1", "LONG.x=1", "components.LONG.nodes=1", "tasks.LONG.weight=1", "model.dtype=LONG",
+     "run.name=LONG", "run.steps=LONG", "components.env.gpu=LONG", "components.env.role=LONG", "tasks.0.env=LONG",
+     "model={path: LONG}", "model={path: ~LONG/x}"],
+)  # fmt: skip
+def test_value_of_a_screen_is_cut_where_it_is_quoted(conf: Path, override: str) -> None:
+    for line in lines(conf, override.replace("LONG", "x" * 100_000)):
+        assert len(line) < 600, line[:600]

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hpc_rollart.doctor.results import Finding, from_line
 from hpc_rollart.doctor.world import judge, try_world
 from hpc_rollart.errors import UserError
 from hpc_rollart.launch.mpirun import LocalLauncher
+from hpc_rollart.launch.nodecheck import missing_interface
 from hpc_rollart.launch.nodes import NodeReport
 from hpc_rollart.launch.placement import place
 from tests.launch.conftest import make_config
@@ -139,6 +139,31 @@ def test_a_node_that_is_not_well_is_named_with_what_and_the_mend(
     assert [(f.check, f.where, f.level) for f in found] == [(check, "n3", level)]
     assert text in found[0].text
     assert mend in found[0].mend
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "said"),
+    [
+        ("nope0", ["eth0", "ib0", "lo"], "no interface nope0; there are eth0, ib0"),
+        ("nope0", ["lo"], "no interface nope0; there are none"),
+        ("ib0,ib1", ["ib1", "lo"], ""),
+        ("ib0", [], ""),
+        ("", ["eth0", "lo"], ""),
+    ],
+)
+def test_an_interface_is_missed_where_the_node_has_none_of_its_names(
+    wanted: str, there: list[str], said: str
+) -> None:
+    assert missing_interface(wanted, there) == said
+
+
+def test_the_interface_of_a_partition_comes_before_the_profiles(tmp_path: Path) -> None:
+    cpu = CLUSTER.partitions["cpu"].model_copy(update={"interface": "eth7"})
+    cluster = CLUSTER.model_copy(update={"partitions": CLUSTER.partitions | {"cpu": cpu}})
+    found = bad(short_checks([report("n1"), report("n2", "env", gpus={})], with_gpus(tmp_path), cluster))
+    assert [(f.check, f.where, f.text) for f in found] == [
+        ("network", "n2", "no interface eth7; there are ib0")
+    ]
 
 
 def test_nodes_with_the_same_problem_share_a_line(tmp_path: Path) -> None:
@@ -405,9 +430,7 @@ class Stuck(LocalLauncher):
 
 def test_ranks_that_never_start_are_counted(conf: Path) -> None:
     with examine.temporary_run(read(conf)) as (config, run):
-        began = time.monotonic()
         found = bad(try_world(config, run, Stuck(), deadline_s=1.0))
-    assert time.monotonic() - began < 30
     assert "not done after 1 s: 4 had not started" in found[0].text
     assert "launch.start_deadline_s" in found[0].mend
 

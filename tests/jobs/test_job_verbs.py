@@ -2,12 +2,14 @@
 
 import functools
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hpc_rollart.config import load_resolved
 from hpc_rollart.errors import UserError
 from hpc_rollart.jobs import book, cancel, follow
 from hpc_rollart.jobs.follow import Choice
@@ -81,6 +83,15 @@ def test_cancelling_a_job_that_has_ended_says_so(tmp_path: Path) -> None:
     was, said, calls = cancelled(run, Job(ENDED))
     assert not was and calls == [] and said == ["job 4711 has ended already"]
     assert not book.is_cancelled(run)
+
+
+def test_job_is_cancelled_though_that_cannot_be_noted(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    (run / "slurm" / "cancelled").mkdir()
+    was, said, calls = cancelled(run, Job(RUNNING, after=PENDING))  # nothing keeps it from requeueing
+    assert was and calls == [SIGNAL, KILL] and said[-1] == "job 4711 is cancelled"
+    assert "slurm/cancelled: cannot be written: Is a directory; so the job may go back" in said[0]
+    assert "scancel 4711" in said[0]
 
 
 def test_run_that_was_never_submitted_cannot_be_cancelled(tmp_path: Path) -> None:
@@ -187,6 +198,23 @@ def test_following_a_run_of_this_machine_ends_with_the_run(tmp_path: Path) -> No
     assert b"hello\n" in b"".join(out)
 
 
+def test_following_a_run_of_this_machine_ends_when_its_launcher_was_killed(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    (run / "slurm" / "jobs.jsonl").unlink()
+    write_log(run, 0, "mpirun.log", "hello\n")
+    limit_s = load_resolved(run).launch.stall_deadline_s
+    write_status(run, t=time.time() - limit_s + 60.0)
+    out: list[bytes] = []
+
+    def sleep(_: float) -> None:
+        write_log(run, 0, "mpirun.log", "hello\nand out\n")
+        write_status(run, t=time.time() - limit_s - 60.0)
+
+    with pytest.raises(UserError, match=rf"{run}: the run has not reported for {limit_s:g} s"):
+        follow.follow(run, Choice(), 0, out.append, sleep=sleep)
+    assert b"".join(out).endswith(b"hello\nand out\n")
+
+
 # --- status ------------------------------------------------------------------------------------------
 
 
@@ -271,8 +299,18 @@ def test_supervisor_that_stops_says_more_than_ranks_that_have_ended(tmp_path: Pa
     assert (status.verdict, status.text) == ("stopping", "received SIGUSR2")
     events.write_text(events.read_text() + '{"t": 2.0, "job": "4711", "event": "job starts"}\n')
     assert status_of(run, squeue=RUNNING).verdict == "starting"
-    events.write_text(events.read_text() + '{"t": 3.0, "ev')
-    assert status_of(run, squeue=RUNNING).event is None
+    whole = events.read_text()
+    for damaged in (
+        '{"t": 3.0, "ev',
+        "[1]\n",
+        '{"t": 3.0, "job": "4711"}\n',
+        '{"t": 3.0, "job": "4711", "event": "ends", "message": []}\n',
+        '{"t": 1e300, "job": "4711", "event": "ends"}\n',
+        '{"t": "3", "job": "4711", "event": "ends"}\n',
+    ):
+        events.write_text(whole + damaged)
+        status = status_of(run, squeue=RUNNING)
+        assert status.event == {"t": 2.0, "event": "job starts", "message": ""} and page(status)
 
 
 def test_what_the_job_before_did_says_nothing_of_the_present_one(tmp_path: Path) -> None:
@@ -290,6 +328,20 @@ def test_job_that_was_cancelled_before_it_said_anything_is_stopped_and_not_faile
     assert status_of(run, squeue=ENDED).verdict == "stopped"
 
 
+def test_job_that_ended_before_the_run_was_done_says_how_its_log_ends(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    log = Path(book.latest(run).log)
+    log.write_text("slurmstepd: /x/python: No such file or directory\n\n")
+    failed = RUNNING.replace("RUNNING", "FAILED")
+    text = status_of(run, squeue=failed).text
+    assert text == (
+        "the job ended (FAILED) before the run was done; hpc-rollart resubmit goes on; "
+        'its log ends: "slurmstepd: /x/python: No such file or directory"'
+    )
+    log.write_text("x" * 1000)
+    assert status_of(run, squeue=failed).text.endswith(f': "{"x" * 200}"')
+
+
 def test_slurm_that_does_not_answer_is_said_and_is_no_verdict_on_the_job(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
     status = status_of(run, squeue=refused("squeue", "Unable to contact slurm controller"))
@@ -300,8 +352,31 @@ def test_slurm_that_does_not_answer_is_said_and_is_no_verdict_on_the_job(tmp_pat
     assert "Unable to contact" in status.text
 
 
-def test_damaged_record_of_jobs_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [{"job": "4711"}, {"components": "trainer"}, {"log": None}, {"components": [{"nodes": 1}]}]
+)
+def test_record_of_a_job_with_other_types_is_an_error_that_names_the_line(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     run = sent(tmp_path).run_dir
-    (run / "slurm" / "jobs.jsonl").write_text("{\n")
-    with pytest.raises(UserError, match=r"jobs\.jsonl: cannot be read"):
+    path = run / "slurm" / "jobs.jsonl"
+    good = path.read_text()
+    path.write_text(good + json.dumps(json.loads(good) | change) + "\n" + good)
+    with pytest.raises(UserError, match=r"jobs\.jsonl:2: not the record of a job .*; remove the line"):
         book.latest(run)
+
+
+def test_half_a_record_of_a_job_is_passed_over_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    path = run / "slurm" / "jobs.jsonl"
+    record, good = book.latest(run), path.read_text()
+    path.write_text(json.dumps(json.loads(good) | {"of": "a later program"}) + "\n" + good[:40])
+    assert book.records(run) == [record]
+    book.record(run, record)
+    assert book.records(run) == [record, record]
+    path.write_text(good.removesuffix("\n"))  # all but its end
+    assert book.records(run) == [record]
+    for text in ("{\n", f"{good}{{\n", f"{good}[]\n"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"jobs\.jsonl:\d: not the record of a job"):
+            book.latest(run)

@@ -77,6 +77,20 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_one_error(tmp_path: Path) -
         next_attempt(run, config_of(tmp_path))
 
 
+def test_behind_a_damaged_checkpoint_the_whole_one_before_it_is_taken_and_this_is_said(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    before, torn, newest = (save(run / "checkpoints", step) for step in (3, 5, 7))
+    (torn / "ledger.json").unlink()
+    (newest / "optimizer.safetensors").write_bytes(b"torn")
+    attempt = next_attempt(run, config_of(tmp_path))
+    assert (attempt.step, attempt.checkpoint) == (3, str(before))
+    assert "step-000007/optimizer.safetensors is damaged" in attempt.passed_over
+    attempt.write(run)
+    assert Attempt.read(run, 0) == attempt
+
+
 def test_a_new_attempt_is_starting_whatever_became_of_the_one_before(tmp_path: Path) -> None:
     Attempt(0).write(tmp_path)
     assert not (tmp_path / "status.json").exists()
@@ -87,6 +101,26 @@ def test_a_new_attempt_is_starting_whatever_became_of_the_one_before(tmp_path: P
     view.refresh()
     assert (view.state, view.message, view.final) == ("starting", "", False)
     assert view.status["step"] == 4 and (view.silent_s() or 0.0) < 60
+
+
+def test_an_attempt_that_cannot_be_written_or_read_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text("[]")
+    with pytest.raises(UserError, match=r"status\.json: not a run's status"):
+        Attempt(0).write(tmp_path)
+    (tmp_path / "status.json").unlink()
+    Attempt(0).write(tmp_path)  # what was damaged before has used up no number
+    with pytest.raises(UserError, match="another program has just begun"):
+        Attempt(0).write(tmp_path)
+    assert Attempt.read(tmp_path, 0) == Attempt(0)
+    (tmp_path / "logs" / "0" / "attempt.json").write_text('{"number": "0"}')
+    with pytest.raises(UserError, match=r"attempt\.json: not an attempt of a run"):
+        Attempt.read(tmp_path, 0)
+    with pytest.raises(UserError, match=r"attempt\.json: cannot be read: No such file"):
+        Attempt.read(tmp_path, 1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "logs").write_text("")
+    with pytest.raises(UserError, match="logs/0: cannot be written: Not a directory"):
+        Attempt(0).write(tmp_path / "other")
 
 
 def test_a_view_follows_metrics_that_a_new_attempt_cut_back(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hpc_rollart.coordinate.progress import Progress
+from hpc_rollart.errors import UserError
 from hpc_rollart.launch.progress import LiveDisplay, PlainDisplay, clock, make_display, sparkline, summary
-from hpc_rollart.launch.view import RunView, failure_text, last_lines, tenths
+from hpc_rollart.launch.view import RunView, close_status, failure_text, last_lines, reopen_status, tenths
+from hpc_rollart.observe.status import StatusFile, read_status
 from tests.launch.fake_rank import write_status
 
 
@@ -126,6 +129,89 @@ def test_half_written_line_of_metrics_is_left_for_the_next_look(run: Path) -> No
     assert view.rewards("lake") == pytest.approx([0.25, 0.5, 0.75, 0.4])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        '"text"',
+        "{}",
+        '{"step": "3"}',
+        '{"step": 3, "reward": [1]}',
+        '{"step": 3, "train_s": "1"}',
+    ],
+)
+def test_damaged_line_of_metrics_is_an_error_that_names_it(run: Path, line: str) -> None:
+    view = RunView(run)
+    view.refresh()
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(f"{line}\n")
+    add_step(run, 4, reward=0.5)
+    for looker in (view, RunView(run)):
+        with pytest.raises(UserError, match=r"metrics\.jsonl:4: not the line of a step .*; remove it"):
+            looker.refresh()
+
+
+def test_metrics_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be read: Is a directory"):
+        RunView(tmp_path).refresh()
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"t": "now"}, r"\$\.t"),
+        ({"t_start": None}, r"\$\.t_start"),
+        ({"step": "3"}, r"\$\.step"),
+        ({"steps": [10]}, r"\$\.steps"),
+        ({"eta_s": "soon"}, r"\$\.eta_s"),
+        ({"state": 3}, r"\$\.state"),
+        ({"message": {}}, r"\$\.message"),
+        ({"staleness": [0.5, 1]}, r"\$\.staleness"),
+        ({"staleness": {"max": 1}}, "`mean` and `max`"),
+        ({"tasks": ["lake"]}, r"\$\.tasks"),
+        ({"tasks": {"lake": {"failed": "2"}}}, r"\$\.tasks"),
+        ({"waits": {"publish_s": "1"}}, r"\$\.waits"),
+        ({"groups": {"open": None}}, r"\$\.groups"),
+        ({"tokens_per_s": "12"}, r"\$\.tokens_per_s"),
+        ({"in_flight": 1.5}, r"\$\.in_flight"),
+    ],
+)
+def test_status_of_other_types_is_an_error_that_names_the_key(
+    run: Path, fields: dict[str, object], key: str
+) -> None:
+    show_status(run, **fields)
+    with pytest.raises(
+        UserError, match=rf"status\.json: not a run's status \(.*{key}.*\); remove it to read on"
+    ):
+        RunView(run).refresh()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"t": NaN}'])
+def test_status_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(UserError, match=r"status\.json: not a run's status"):
+        read_status(tmp_path)
+
+
+def test_what_the_coordinator_writes_is_a_status(tmp_path: Path) -> None:
+    progress = Progress(["lake"], 10, 0, 0)
+    StatusFile(tmp_path).write(progress.status("running", "", 0, {"open": 0, "complete": 0}))
+    assert (read_status(tmp_path) or {})["steps"] == 10
+
+
+def test_how_a_run_ended_is_written_over_a_damaged_status(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"step": "3"}')
+    (tmp_path / "metrics.jsonl").write_text("{\n")
+    close_status(tmp_path, "failed", "out of luck")
+    view = RunView(tmp_path, status=read_status(tmp_path) or {})
+    assert (view.state, view.message) == ("failed", "out of luck")
+    (tmp_path / "status.json").write_text("{")
+    reopen_status(tmp_path, "once more")
+    assert (read_status(tmp_path) or {})["state"] == "starting"
+
+
 def test_summary_compares_the_first_tenth_with_the_last(run: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
     show_status(run, state="done", t=1090.0)
@@ -151,6 +237,13 @@ def test_sparkline_scales_from_low_to_high_and_never_exceeds_its_width() -> None
 
 def test_clock_reads_as_people_write_it() -> None:
     assert [clock(s) for s in (0, 7, 760, 11110)] == ["0:00", "0:07", "12:40", "3:05:10"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rank": 1, "error": "out of luck"}', '{"rank": "1"}'])
+def test_damaged_record_of_a_failure_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    (tmp_path / "logs" / "0" / "failure.json").write_text(text)
+    assert failure_text(tmp_path, 0) == ""
 
 
 def test_failure_without_a_record_or_log_says_nothing(tmp_path: Path) -> None:

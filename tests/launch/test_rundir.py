@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from hpc_rollart.config import ConfigError, load_resolved
+from hpc_rollart.errors import UserError
 from hpc_rollart.launch import rundir
 from tests.launch.conftest import make_config
 
@@ -42,6 +43,33 @@ def test_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("precious")
     with pytest.raises(ConfigError, match="is not empty"):
+        rundir.create(config, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "not a run's manifest"),
+        ("[]", "not a run's manifest"),
+        ('{"directory": "/x"}', "missing required field `run_id`"),
+        ('{"run_id": 7}', "got `int`"),
+        ('{"run_id": "a", "directory": ["/x"]}', "got `array`"),
+        ('{"run_id": "a", "model_dir": 7}', "got `int`"),
+    ],
+)
+def test_damaged_manifest_is_an_error_with_the_mend(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    for use in (rundir.read_manifest, rundir.amend_manifest):
+        with pytest.raises(UserError, match=rf"manifest\.json: .*{why}.*; restore it, or go on in a new run"):
+            use(tmp_path)
+
+
+def test_run_with_a_damaged_manifest_is_a_run_all_the_same(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    (rundir.create(config, []).path / "manifest.json").write_text("[]")
+    with pytest.raises(ConfigError, match="holds another run; choose a new one"):
         rundir.create(config, [])
 
 

@@ -10,10 +10,10 @@ import pytest
 from hpc_rollart.config import ConfigError, load
 from hpc_rollart.config.cluster import Cluster, load_cluster
 from hpc_rollart.jobs.commands import clean_environment
-from hpc_rollart.launch import submit
+from hpc_rollart.launch import sitecheck, submit
 from hpc_rollart.launch.batch import Batch, HetComponent
 from hpc_rollart.launch.placement import place, seconds_of, slurm_time, with_choices
-from tests.launch.site import make_cluster, make_run
+from tests.launch.site import FakeSlurm, make_cluster, make_run
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden")
@@ -191,10 +191,13 @@ def test_account_of_the_command_line_is_for_all_and_made_into_the_partitions_for
     assert found["env"]["time"] == "00:30:00"
 
 
-@pytest.mark.parametrize("bad", ["", "a b", "x;rm", "$(id)"])
-def test_account_that_is_no_word_is_refused(bad: str) -> None:
-    with pytest.raises(ConfigError, match="--account"):
-        with_choices(make_cluster(), account=bad, qos=None, time=None)
+@pytest.mark.parametrize("bad", ["", "a b", "x;rm", "$(id)", "\udcff", "x" * 100_000])
+@pytest.mark.parametrize("key", ["account", "qos"])
+def test_account_that_is_no_word_is_refused(key: str, bad: str) -> None:
+    choices = {"account": None, "qos": None, "time": None} | {key: bad}
+    with pytest.raises(ConfigError, match=f"--{key}: '.*' is no name of one") as caught:
+        with_choices(make_cluster(), **choices)
+    assert len(str(caught.value)) < 120
 
 
 # --- what does not fit -------------------------------------------------------------------------------
@@ -249,10 +252,15 @@ def test_time_limit_is_read_as_durations_here_and_as_slurms(text: str, seconds: 
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "70", "-5", "12:0x", "1:2:3:4", "0:00", "-1:00", "inf"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "70", "-5", "12:0x", "1:2:3:4", "0:00", "-1:00", "inf", "nan", "1e400", "3651d", "3651-00", "\udcff"]
+    + [digits + unit for digits in ("9" * 400, "9" * 5000) for unit in ("", "h", ":00", "-1", ".5d")],
+)
 def test_time_limit_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected a duration"):
+    with pytest.raises(ConfigError, match=r"^--time .*: expected a duration .* at most 3650d$") as caught:
         seconds_of(text)
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(
@@ -277,6 +285,25 @@ def test_every_shipped_profile_makes_a_script(path: Path, here: Path) -> None:
             submit.script(config, cluster, shared=True)
         return
     assert submit.script(config, cluster, shared=True).count("#SBATCH hetjob") == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "fits"),
+    [("UNLIMITED", True), ("36500-00:00:00", True), ("2:00:00", True), ("1:59:00", False), ("", True)],
+)
+def test_limit_of_slurms_partition_is_compared_whatever_it_is(tmp_path: Path, limit: str, fits: bool) -> None:
+    slurm = FakeSlurm(scontrol=f"PartitionName=x State=UP MaxTime={limit} TotalNodes=9")
+    placed = place(make_run(tmp_path), make_cluster())
+    assert (sitecheck.partitions(placed, make_cluster(), slurm) == []) == fits
+
+
+def test_script_is_written_where_the_working_directory_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "\udcff"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    assert "--chdir" not in submit.script(make_run(tmp_path), make_cluster(), shared=True)
 
 
 def test_shipped_run_fits_the_testbed_profile() -> None:

@@ -13,12 +13,11 @@ from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.errors import LaunchError, RunFailed
 from hpc_rollart.jobs import commands
-from hpc_rollart.jobs.commands import SlurmError
+from hpc_rollart.jobs.commands import SlurmError, clean_environment
 from hpc_rollart.launch import agent, shield
 from hpc_rollart.launch.allocation import Allocation, Group
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.gpus import show_own_gpus
-from hpc_rollart.launch.mpirun import without_foreign
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.slurm_world import MpirunLauncher, refuse_node_order, scratch_base
 from tests.launch.conftest import make_config
@@ -64,7 +63,7 @@ def test_a_node_that_two_components_share_is_refused_with_the_mend(
 def test_steps_get_neither_this_nodes_gpus_nor_the_jobs_variables() -> None:
     base = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_NTASKS": "9", "SLURM_CONF": "/etc/s", "PATH": "/bin"}
     assert agent.step_environment(base, "7") == {"SLURM_CONF": "/etc/s", "PATH": "/bin", "SLURM_JOB_ID": "7"}
-    assert without_foreign(base | {"PMIX_RANK": "1", "OMPI_X": "1"}).keys() == {
+    assert clean_environment(base | {"PMIX_RANK": "1", "OMPI_X": "1"}).keys() == {
         "CUDA_VISIBLE_DEVICES", "SLURM_CONF", "PATH",
     }  # fmt: skip
 

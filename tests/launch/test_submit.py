@@ -240,9 +240,9 @@ def test_job_that_cannot_be_recorded_is_cancelled(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(book, "record", full)
+    monkeypatch.setattr(os, "fsync", full)
     slurm = FakeSlurm()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"slurm/jobs\.jsonl: cannot be written: No space left on device"):
         sent(tmp_path, slurm)
     assert slurm.asked[-1] == ["scancel", "4711"]
     assert os.listdir(tmp_path) == []
@@ -409,6 +409,49 @@ def test_of_two_that_find_an_abandoned_submission_the_later_one_leaves_the_other
         pass
     assert left.read_text() == "another's"
     assert not list(left.parent.glob(".submitting*"))
+
+
+def test_directory_in_the_place_of_the_file_that_keeps_others_out_is_one_error(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    place = run / "slurm" / "submitting"
+    place.mkdir()
+    os.utime(place, (0, 0))
+    with pytest.raises(UserError, match=r"slurm/submitting: is a directory, .*; remove it"):
+        submit.resubmit(run, make_cluster(), runner=FakeSlurm())
+    assert place.is_dir()
+
+
+@pytest.mark.parametrize("name", ["slurm/cancelled", "cluster.yaml"])
+def test_what_cannot_be_written_when_submitting_again_is_named(tmp_path: Path, name: str) -> None:
+    run = sent(tmp_path).run_dir
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    slurm = FakeSlurm()
+    with pytest.raises(UserError, match=rf"{name}: cannot be written: \w"):
+        submit.resubmit(run, make_cluster(), runner=slurm)
+    assert "sbatch" not in slurm.names() and not (run / "slurm" / "submitting").exists()
+
+
+def test_disk_that_is_full_when_submitting_again_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sent(tmp_path).run_dir
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="cannot be written: Read-only file system"):
+        submit.resubmit(run, make_cluster(), runner=FakeSlurm())
+
+
+def test_run_with_a_damaged_manifest_is_not_submitted_again(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    (run / "manifest.json").write_text("[]")
+    slurm = FakeSlurm()
+    with pytest.raises(UserError, match=r"manifest\.json: not a run's manifest"):
+        submit.resubmit(run, make_cluster(), runner=slurm)
+    assert "sbatch" not in slurm.names()
 
 
 def test_run_that_is_alive_elsewhere_is_not_submitted_again(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.errors import UserError
 from hpc_rollart.jobs import book
+from hpc_rollart.jobs import events as events_of
 from hpc_rollart.jobs.commands import SlurmError
 from hpc_rollart.launch import supervisor
 from hpc_rollart.launch.allocation import Allocation, AllocationError, Group, JobFacts
@@ -22,7 +23,7 @@ def make(tmp_path: Path, monkeypatch: Patch, state: str = "RUNNING", **choices: 
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(supervisor, "job_facts", lambda _: JobFacts(state, None))
     (tmp_path / "run" / "slurm").mkdir(parents=True)
-    made = Supervisor(tmp_path / "run", lambda: None)
+    made = Supervisor(tmp_path / "run", ())
     made.config = make_config(tmp_path, **choices.pop("launch", {}))
     made.cluster = load_cluster("testbed").model_copy(update=choices.pop("cluster", {}))
     hosts = {"env": ("c1",), "trainer": ("h1",), "generate": ("g1", "g2")}
@@ -123,4 +124,5 @@ def test_half_an_event_of_a_supervisor_that_was_killed_ends_no_later_job(
     made.say("job starts", step=4)
     with open(made.run_dir / "slurm" / "events.jsonl", "a") as file:
         file.write('{"t": 1.0, "ev')
-    assert [event["event"] for event in made._events()] == ["job starts"]
+    made.say("job starts", step=5)
+    assert [event.step for event in events_of.newest_first(made.run_dir)] == [5, 4]

@@ -11,8 +11,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_rollart.errors import UserError
-from hpc_rollart.observe.metrics import METRICS_FILE, MetricsWriter, read_metrics
+from hpc_rollart.observe.metrics import MetricsWriter
 from hpc_rollart.observe.status import StatusFile, read_status
+from hpc_rollart.observe.steps import METRICS_FILE, read_metrics
 
 ROOT = Path(__file__).parents[2]
 LINE = {"step": 1, "loss": 0.5, "reward": {"frozen-lake": 0.25, "chain-sum": None}, "grad_norm": math.nan}
@@ -77,7 +78,7 @@ def test_offline_packages_import_without_torch_or_mpi(package: str):
 
 def test_a_damaged_line_is_one_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / METRICS_FILE).write_text('{"step": 0}\n{\n{"step": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a line of JSON"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not the line of a step"):
         read_metrics(tmp_path)
 
 

@@ -121,3 +121,8 @@ def test_old_checkpoints_go_and_a_removal_that_was_killed_is_finished(tmp_path: 
     (tmp_path / ".step-000001.old").mkdir()
     checkpoint.remove_old(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000010", "step-000012"]
+    # A run that went back behind a damaged step 12 has just saved step 11.
+    (tmp_path / "step-000011").mkdir()
+    (tmp_path / "LATEST").write_text("step-000011\n")
+    checkpoint.remove_old(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-000011"]

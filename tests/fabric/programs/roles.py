@@ -22,7 +22,8 @@ def main() -> None:
         world = open_world(COMPONENTS)
     except WorldError as error:
         say(f"WorldError: {error}")
-        MPI.COMM_WORLD.Barrier()  # mpirun ends the others as soon as one has failed
+        if not MPI.Is_finalized():
+            MPI.COMM_WORLD.Barrier()  # mpirun ends the others as soon as one has failed
         sys.exit(3)
     weights = world.weights_comm
     facts = {

@@ -145,25 +145,18 @@ def watch(run_dir: RunPath, no_progress: NoProgress = False) -> None:
 
     from rich.console import Console
 
-    from hpc_rollart.config import load_resolved
+    from hpc_rollart.jobs.follow import Over
     from hpc_rollart.launch.progress import make_display
-    from hpc_rollart.launch.view import RunView
 
     path = _run_dir(run_dir)
-    view = RunView(path)
-    limit_s = load_resolved(path).launch.stall_deadline_s
+    over = Over(path)
     display = make_display(path, path.name, Console(), live=not no_progress)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(display):
-        while True:
+        while not over() and not over.silence:
             display.update()
-            view.refresh()
-            if view.final:
-                return
-            if view.unheard(limit_s):
-                break
             time.sleep(0.25)
-    if silence := view.unheard(limit_s):
-        raise UserError(silence)
+    if over.silence:
+        raise UserError(over.silence)
 
 
 @app.command()
@@ -417,10 +410,13 @@ def _quoted(text: str) -> str:
 
 
 def _run_dir(path: Path) -> Path:
-    if not path.is_dir():
-        raise UserError(f"{path}: there is no such directory")
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path}: is no run directory (it has no config.yaml)")
+    try:
+        if not path.is_dir():
+            raise UserError(f"{path}: there is no such directory")
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path}: is no run directory (it has no config.yaml)")
+    except OSError as error:  # a run directory is its user's alone
+        raise UserError(f"{_cut(str(path), 300)}: cannot be read: {error.strerror}") from None
     return path
 
 

@@ -6,6 +6,7 @@ for writing one are in docs/clusters.md.
 
 import os
 import re
+import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -199,6 +200,11 @@ def _model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model, typing.get_args(annotation))), None)
+
+
+def python_of(cluster: Cluster) -> str:
+    """Return the Python that the nodes use outside a container."""
+    return cluster.python or sys.executable
 
 
 def interface_of(cluster: Cluster, component: Any) -> str:

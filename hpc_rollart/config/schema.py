@@ -377,7 +377,8 @@ class Launch(Section):
     restart: Restart = Restart()
     """What happens when an attempt fails inside a Slurm job; `hpc-rollart run` makes one attempt."""
     max_requeues: Annotated[int, Field(ge=0)] = 100
-    """How often a job puts itself back into the queue, at its time limit or when it is preempted."""
+    """How often a run goes back into the queue: its job at the time limit or when it is preempted, or a new
+    job in place of one with a lost node."""
     stop_lead_s: Seconds = 180.0
     """How long before the job's end the ranks stop: time for the last step and a checkpoint, in seconds."""
     heartbeat_s: Seconds = 60.0

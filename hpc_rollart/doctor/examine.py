@@ -12,7 +12,7 @@ from hpc_rollart.config.cluster import Cluster
 from hpc_rollart.config.load import check_document
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.doctor import here
-from hpc_rollart.doctor.nodes import node_findings, short_checks
+from hpc_rollart.doctor.nodes import node_findings
 from hpc_rollart.doctor.probe import PACKAGES
 from hpc_rollart.doctor.results import Finding, from_line
 from hpc_rollart.doctor.world import try_world
@@ -21,11 +21,11 @@ from hpc_rollart.launch import rundir
 from hpc_rollart.launch.allocation import Allocation
 from hpc_rollart.launch.attempt import Attempt
 from hpc_rollart.launch.mpirun import LocalLauncher
-from hpc_rollart.launch.nodes import check_nodes
+from hpc_rollart.launch.nodes import FIRST_DEADLINE_S, check_nodes
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.slurm_world import make_launcher, scratch_base
 
-__all__ = ["examine_here", "examine_job", "load_unchecked", "short_checks", "temporary_run"]
+__all__ = ["examine_here", "examine_job", "load_unchecked", "temporary_run"]
 
 Say = Callable[[str], None]
 
@@ -95,6 +95,7 @@ def examine_job(
                 packages,
                 see=see,
                 ask_gpus=cluster.gpu_vendor == "nvidia",
+                deadline_s=FIRST_DEADLINE_S,
             )
     except UserError as error:
         return [*found, from_line("scratch", os.uname().nodename, str(error))]

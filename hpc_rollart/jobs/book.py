@@ -113,13 +113,12 @@ def _remove_abandoned(path: Path, aside: Path) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    if time.time() - path.stat().st_mtime > _ABANDONED_S:
-        return True
+    old = time.time() - path.stat().st_mtime > _ABANDONED_S
     try:
         host, pid, _ = path.read_text(encoding="utf-8").split()
-        return host == os.uname().nodename and not psutil.pid_exists(int(pid))
+        return not psutil.pid_exists(int(pid)) if host == os.uname().nodename else old
     except ValueError:  # it is just being written
-        return False
+        return old
 
 
 def records(run_dir: Path) -> list[JobRecord]:

@@ -1,4 +1,4 @@
-"""What a job's supervisor did, one line each in RUN/slurm/events.jsonl: it writes, whoever asks reads."""
+"""What a job's supervisor and guard did, one line each in RUN/slurm/events.jsonl."""
 
 import json
 import os

@@ -20,6 +20,8 @@ from hpc_rollart.launch.view import RunView
 from hpc_rollart.observe.status import read_status
 
 POLL_S = 1.0
+# One that is resumed on a machine reports several times as often.
+_RESUMED_S = 15.0
 _BLOCK = 1 << 16
 
 
@@ -103,7 +105,7 @@ def follow(
     UserError
         A run of this machine has fallen silent: nobody is left to say that it has ended.
     """
-    over = _Over(run_dir, runner, clock)
+    over = Over(run_dir, runner, clock)
     tail = Tail(sink, heads=True)
     first = True
     while True:
@@ -158,8 +160,8 @@ class Tail:
         self._shown = path
 
 
-class _Over:
-    """Tells whether nothing will be written to a run's logs any more.
+class Over:
+    """Tells whether a run has ended: here, or with its Slurm job, which may go on after an attempt's end.
 
     Attributes
     ----------
@@ -167,7 +169,12 @@ class _Over:
         That nobody will ever say so, or nothing.
     """
 
-    def __init__(self, run_dir: Path, runner: Runner, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        runner: Runner = run_command,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._run_dir, self._runner, self._clock = run_dir, runner, clock
         self._limit_s = load_resolved(run_dir).launch.stall_deadline_s
         self._queue: Queue | None = None
@@ -175,16 +182,19 @@ class _Over:
 
     def __call__(self) -> bool:
         submitted = book.records(self._run_dir)
+        view = RunView(self._run_dir, status=read_status(self._run_dir) or {})
         if not submitted:  # a run on this machine
-            view = RunView(self._run_dir, status=read_status(self._run_dir) or {})
             self.silence = view.unheard(self._limit_s)
             return view.final
         if self._queue is None or self._queue.job != submitted[-1].job:
             self._queue = Queue(submitted[-1].job, self._runner, self._clock)
         try:
-            return not self._queue.state().there
+            if self._queue.state().there:
+                return False
         except SlurmError:
-            return False  # no answer says nothing about the job
+            return view.final  # no answer says nothing about the job
+        silent = view.silent_s()  # without a job it may go on in front of somebody, after hpc-rollart resume
+        return view.final or silent is None or silent > _RESUMED_S
 
 
 def _offset_of_last(path: Path, lines: int) -> int:

@@ -175,6 +175,8 @@ def judge(
             return "waiting", "for its next part" if said else ""
         if state.phase is Phase.UNKNOWN:
             return "running", f"Slurm says {state.parts[0].state}, which is not known here"
+        if event is not None and event["event"] == "requeued" and state.phase is Phase.RUNNING:
+            return "starting", event["message"]  # it is back, and its supervisor has not said a word yet
         if event is not None and event["event"] in ("stopping", "requeued", "ends"):
             return "stopping", event["message"]
         if said == "failed":

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -127,13 +127,10 @@ class JobFacts:
         Slurm's word, such as RUNNING; empty if it does not know the job.
     end_time
         Unix seconds at which Slurm ends the job, limits raised meanwhile included; None without a limit.
-    fields
-        Everything else it said.
     """
 
     state: str
     end_time: float | None
-    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_facts(job_id: str) -> JobFacts:
@@ -145,7 +142,7 @@ def job_facts(job_id: str) -> JobFacts:
         end_time = datetime.fromisoformat(end).timestamp()
     except ValueError:  # Unknown: there is no limit
         end_time = None
-    return JobFacts(found.get("JobState", ""), end_time, found)
+    return JobFacts(found.get("JobState", ""), end_time)
 
 
 def in_slurms_order(hosts: Sequence[str]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Gets a run's policy ready before any rank starts: makes, converts or finds it, with a progress bar."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from hpc_rollart.models.folder import ModelError
 
 # A tiny model's matrices are too small to keep more threads busy.
 _MAX_THREADS = 4
+# Of a process that dies by these, somebody wanted it to stop.
+_ASKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
@@ -39,8 +42,11 @@ def ensure_model(config: RunConfig, run_dir: Path, console: Console) -> None:
     line = [sys.executable, "-m", "hpc_rollart.launch.model", str(run_dir)]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     code = subprocess.run(line, env=env, preexec_fn=end_with_parent, check=False).returncode
-    if code == 130 or code < 0:
+    if code == 130 or -code in _ASKED:
         raise KeyboardInterrupt
+    if code < 0:
+        by = signal.Signals(-code).name
+        raise ConfigError([f"model: what prepares it was ended by {by}; is there enough memory?"])
     if code:
         raise ConfigError(["model: could not be prepared, see above"])
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_rollart.config.cluster import Cluster, interface_of
+from hpc_rollart.config.cluster import Cluster, interface_of, python_of
 from hpc_rollart.config.schema import Component, RunConfig
 from hpc_rollart.jobs.commands import clean_environment
 from hpc_rollart.launch import agent
@@ -21,6 +20,8 @@ from hpc_rollart.launch.slurm_world import scratch_base
 
 # A node that is well answers within a second or two; srun itself gives up on a dead one after about as long.
 DEADLINE_S = 20.0
+# The first time it may have to read Python from a busy file system, or wake a GPU's driver.
+FIRST_DEADLINE_S = 60.0
 _AT_ONCE = 64
 _MAX_SKEW_S = 5.0
 
@@ -67,7 +68,7 @@ def check_nodes(
     ask_gpus: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> list[NodeReport]:
-    """Ask every node of the job, all at once; takes seconds, and never much longer than the deadline.
+    """Ask every node of the job, 64 at a time; takes seconds, or the deadline for each 64 that are silent.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def _ask(
     cluster: Cluster,
     deadline_s: float,
 ) -> NodeReport:
-    python = cluster.python or sys.executable
+    python = python_of(cluster)
     probe = [python, "-m", "hpc_rollart.launch.nodecheck", *words]
     if host == os.environ.get("SLURMD_NODENAME", os.uname().nodename):
         line, env = probe, dict(os.environ)  # this node; its GPUs are in this process's environment
@@ -138,10 +139,11 @@ def _ask(
     after = time.time()
     try:
         facts = json.loads(out.splitlines()[-1])  # the site's prolog may have printed something before
-    except (ValueError, IndexError):
+        seen = float(facts["t"])
+    except (ValueError, IndexError, KeyError, TypeError):
         said = " ".join(errors.split())[-300:] or f"srun ended with code {process.returncode}"
         return NodeReport(host, group.component, False, said)
-    skew = max(facts["t"] - after, 0.0) - max(before - facts["t"], 0.0)
+    skew = max(seen - after, 0.0) - max(before - seen, 0.0)
     problem = _problem(facts, part, skew, interface_of(cluster, part))
     return NodeReport(host, group.component, True, problem, facts, skew)
 

@@ -8,13 +8,11 @@ in which the supervisor is, without a word. Run on the supervisor's node as
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from hpc_rollart.launch.agent import step_command, step_environment
-from hpc_rollart.launch.processes import end_with_parent
+from hpc_rollart.launch.side_step import SideStep
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
@@ -22,28 +20,12 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 @contextlib.contextmanager
 def watching(job_id: str, group: int, host: str, python: str) -> Iterator[None]:
     """Have a sentinel on this node for as long as the context is open."""
-    line = [*step_command(job_id, group, host, 1, "sentinel"), python]
-    line += ["-m", "hpc_rollart.launch.sentinel", str(os.getpid())]
-    environment = step_environment(dict(os.environ), job_id)
-    with subprocess.Popen(
-        line,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # that it was ended is no news
-        start_new_session=True,
-        preexec_fn=end_with_parent,
-    ) as process:
-        try:
-            yield
-        finally:
-            if process.poll() is not None:
-                print(f"the sentinel ended early, with code {process.returncode}", flush=True)
-            process.terminate()
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    command = [python, "-m", "hpc_rollart.launch.sentinel", str(os.getpid())]
+    step = SideStep("sentinel", job_id, group, host, command)
+    try:
+        yield
+    finally:
+        step.end()
 
 
 def main(argv: list[str]) -> None:

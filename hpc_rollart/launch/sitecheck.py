@@ -2,13 +2,12 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
 
-from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.cluster import Cluster, python_of
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.jobs import commands
 from hpc_rollart.jobs.commands import CommandMissing, Runner, SlurmError
@@ -33,7 +32,7 @@ def paths(config: RunConfig, cluster: Cluster, run_dir: Path, *, shared: bool) -
         local = _local(cluster)
         say = "or say --shared if all nodes do see it"
         lines += [f"run.dir: {text}; choose another with --dir, {say}" for text in _inside(run_dir, local)]
-        python = Path(cluster.python or sys.executable)
+        python = Path(python_of(cluster))
         if python.is_absolute():
             lines += [f"python: {text}; install in your home, {say}" for text in _inside(python, local)]
         if config.model.path is not None:

@@ -7,7 +7,6 @@ its way of requeueing, and writes another batch script: a set of options for eac
 import contextlib
 import re
 import shlex
-import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from submitit.core import utils
 from submitit.core.core import Job
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.cluster import Cluster, python_of
 from hpc_rollart.jobs import commands
 from hpc_rollart.jobs.commands import CommandTimeout, SlurmError
 from hpc_rollart.jobs.queue import own_jobs
@@ -150,6 +149,7 @@ def make_executor(
     title: Sequence[str],
     directory: str,
     max_requeues: int,
+    after: int | None = None,
     runner: commands.Runner,
 ) -> HetSlurmExecutor:
     """Return what submits one job with a place for each component.
@@ -162,6 +162,8 @@ def make_executor(
         The job's name, and the comment at the top of its script.
     directory
         Where the batch step starts; left to Slurm where sbatch could not take it as it stands.
+    after
+        A job that must have ended before this one starts.
     """
     options: dict[str, Option] = {
         "job-name": ODD.sub("-", name)[:64],
@@ -170,6 +172,8 @@ def make_executor(
     }
     if not ODD.search(directory):
         options["chdir"] = directory
+    if after is not None:
+        options["dependency"] = f"afterany:{after}"
     # submitit listens for the signal it finds here, in the job.
     environment = {"SUBMITIT_PREEMPT_SIGNAL": cluster.signal.name, **cluster.environment}
     return HetSlurmExecutor(
@@ -177,7 +181,7 @@ def make_executor(
         Batch(title, options, [part.het for part in placed], cluster.modules, cluster.setup, environment),
         time_s=cluster.time,
         max_requeues=max_requeues,
-        python=shlex.quote(cluster.python or sys.executable),
+        python=shlex.quote(python_of(cluster)),
         runner=runner,
     )
 

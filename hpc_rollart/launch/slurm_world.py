@@ -4,14 +4,13 @@ import abc
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_rollart.config.cluster import Cluster, partition_of
+from hpc_rollart.config.cluster import Cluster, interface_of, python_of
 from hpc_rollart.config.layout import blocks
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.errors import LaunchError
@@ -86,10 +85,7 @@ class SlurmLauncher(abc.ABC):
         print(f"steps {', '.join(left or ['?'])} do not end; Slurm ends them with the job", flush=True)
 
     def _interface(self) -> str | None:
-        names = {
-            self._cluster.partitions[partition_of(self._cluster, part)].interface or self._cluster.interface
-            for part in self._config.components.values()
-        }
+        names = {interface_of(self._cluster, part) for part in self._config.components.values()}
         # MPI takes a list of interfaces and uses those that a node has.
         return ",".join(sorted(name for name in names if name)) or None
 
@@ -105,7 +101,7 @@ class SlurmLauncher(abc.ABC):
         return [*line, container.image, container.python, *rank_command[1:]]
 
     def _python(self) -> list[str]:
-        return [self._cluster.python or sys.executable]
+        return [python_of(self._cluster)]
 
     def _cpus(self, component: str) -> int:
         part = self._config.components[component]

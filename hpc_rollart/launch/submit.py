@@ -128,6 +128,21 @@ def resubmit(run_dir: Path, cluster: Cluster, *, runner: Runner = commands.run) 
         return Submitted(run_dir, _submit(run_dir, config, cluster, placed, directory, runner), placed)
 
 
+def replace(run_dir: Path, job: int, *, runner: Runner = commands.run) -> JobRecord:
+    """Submit the job that goes on with a run once `job` has ended, which cannot go on itself.
+
+    Raises
+    ------
+    UserError
+        Slurm refuses, or does not say whether it took the job (`Unconfirmed`).
+    """
+    config, cluster = load_resolved(run_dir), book.load_resolved_cluster(run_dir)
+    placed = placement.place(config, cluster)
+    directory = rundir.read_manifest(run_dir).get("directory", str(run_dir))
+    with book.alone(run_dir):
+        return _submit(run_dir, config, cluster, placed, directory, runner, after=job)
+
+
 def refuse_if_done(run_dir: Path) -> None:
     """Raise `UserError` if all steps of the run are done."""
     if _view(run_dir).state == "done":
@@ -204,12 +219,13 @@ def _submit(
     placed: list[Placement],
     directory: str,
     runner: Runner,
+    after: int | None = None,
 ) -> JobRecord:
     book.write_cluster(run_dir, cluster)
     folder = book.folder(run_dir)
     with rundir.writing(folder):
         folder.mkdir(exist_ok=True)
-    executor = _executor(run_dir, config, cluster, placed, directory, runner)
+    executor = _executor(run_dir, config, cluster, placed, directory, runner, after)
     try:
         with rundir.writing(folder):  # its script and its pickle
             submitted = executor.submit(supervise(run_dir))
@@ -274,6 +290,7 @@ def _executor(
     placed: list[Placement],
     directory: str,
     runner: Runner,
+    after: int | None = None,
 ) -> HetSlurmExecutor:
     title = [
         f"Run {config.run.name} of hpc_rollart {hpc_rollart.__version__}: one heterogeneous job.",
@@ -288,5 +305,6 @@ def _executor(
         title=title,
         directory=directory,
         max_requeues=config.launch.max_requeues,
+        after=after,
         runner=runner,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hpc_rollart.config.cluster import Cluster
+from hpc_rollart.config.cluster import Cluster, python_of
 from hpc_rollart.config.load import load_resolved
 from hpc_rollart.config.schema import RunConfig
 from hpc_rollart.doctor.nodes import short_checks
@@ -29,11 +29,14 @@ from hpc_rollart.jobs.commands import SlurmError
 from hpc_rollart.launch import sentinel
 from hpc_rollart.launch.allocation import Allocation, Group, give_back, job_facts
 from hpc_rollart.launch.attempt import Attempt, next_attempt
+from hpc_rollart.launch.guard import Guarded
 from hpc_rollart.launch.model import ensure_model
-from hpc_rollart.launch.nodes import check_nodes
+from hpc_rollart.launch.nodes import DEADLINE_S, FIRST_DEADLINE_S, check_nodes
+from hpc_rollart.launch.requeue import GO_ON, REPLACED, refusal
 from hpc_rollart.launch.rundir import RunDir, amend_manifest, read_manifest
 from hpc_rollart.launch.signals import collected
 from hpc_rollart.launch.slurm_world import make_launcher
+from hpc_rollart.launch.submit import replace
 from hpc_rollart.launch.view import close_status, reopen_status
 from hpc_rollart.launch.world import Outcome, World
 
@@ -41,8 +44,6 @@ _POLL_S = 0.25
 _RECORD_S = 60.0
 _ASK_END_EVERY_S = 60.0
 _BACKOFF_MAX_S = 60.0
-# The first time a node may have to read Python from a busy file system; later a node that is well is quick.
-_CHECK_FIRST_S, _CHECK_AGAIN_S = 60.0, 20.0
 # Every site's way to say that the job will end; who sends which is in docs/submitting.md.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -134,7 +135,8 @@ class Supervisor:
     lost: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     _checked: bool = False
-    _unfit: bool = False
+    _unfit: set[str] = field(default_factory=set)
+    _given_back: set[str] = field(default_factory=set)
     _stuck: str = ""
     _end_time: float | None = None
     _end_asked: float = float("-inf")
@@ -157,25 +159,30 @@ class Supervisor:
             return self.give_up(idle)
         self._note_job()
         first = self.allocation.groups[0]
-        python = self.cluster.python or sys.executable
-        with sentinel.watching(self.allocation.job_id, first.index, first.hosts[0], python):
-            return self._attempts(run, bool(manifest.get("model_dir")))
+        python = python_of(self.cluster)
+        with (
+            sentinel.watching(self.allocation.job_id, first.index, first.hosts[0], python),
+            Guarded(self.run_dir, self.allocation, python) as guarded,
+        ):
+            return self._attempts(run, guarded, bool(manifest.get("model_dir")))
 
-    def _attempts(self, run: RunDir, has_model: bool) -> End:
+    def _attempts(self, run: RunDir, guarded: Guarded, has_model: bool) -> End:
         """Start one attempt after another until one of them is the last."""
         failures = 0
         while True:
             nodes_left = self._nodes_left()
             if self._stuck:
-                return self._leave("failed", self._stuck)
-            if missing := self._component_without_nodes(nodes_left):
+                return self._start_anew(self._stuck)
+            if short := self._short_of_nodes(nodes_left):
+                missing = self._why_short(short)
                 # Nodes that answer and are not as promised will be so in the next job too.
-                return self.give_up(missing) if self._unfit else self._leave("failed", missing)
+                return self.give_up(missing) if short in self._unfit else self._start_anew(missing)
+            guarded.on(nodes_left)
             if not has_model:
                 try:
                     ensure_model(self.config, self.run_dir, Console(no_color=True))
                 except KeyboardInterrupt:  # a signal to the whole step ended it
-                    return self._leave("interrupted", "asked to stop while the model was made")
+                    return self._leave("asked to stop while the model was made")
                 has_model = True
             attempt = next_attempt(self.run_dir, self.config, self._shrunk(nodes_left))
             outcome = self._attempt(run, attempt, nodes_left)
@@ -183,11 +190,12 @@ class Supervisor:
                 self.say("done", attempt=attempt.number)
                 return End("done")
             if outcome.state == "interrupted":
-                return self._leave("interrupted", outcome.message)
+                return self._leave(outcome.message)
             self.say("attempt failed", attempt=attempt.number, message=outcome.message)
+            if self._stuck:
+                return self._start_anew(self._stuck)
             if reason := self._reason_to_stop():  # what failed is the stop in good order
-                return self._leave("interrupted", reason)
-            reopen_status(self.run_dir, f"attempt {attempt.number} failed: {outcome.message.splitlines()[0]}")
+                return self._leave(reason)
             after = next_attempt(self.run_dir, self.config)
             failures = 1 if after.step > attempt.step else failures + 1
             restart = self.config.launch.restart
@@ -198,7 +206,7 @@ class Supervisor:
                     f"(launch.restart.attempts: {restart.attempts}); the last: {last}"
                 )
             if not self._pause(min(restart.backoff_s * 2 ** (failures - 1), _BACKOFF_MAX_S)):
-                return self._leave("interrupted", "asked to stop between two attempts")
+                return self._leave("asked to stop between two attempts")
 
     # --- one attempt -------------------------------------------------------------------------------
 
@@ -221,8 +229,11 @@ class Supervisor:
                     if set(self._nodes_left().hosts) != set(allocation.hosts):
                         world.abandon()
                 time.sleep(_POLL_S)
-            if outcome.state == "failed" and not looked:
-                self._nodes_left()
+            if outcome.state == "failed":
+                first_line = outcome.message.splitlines()[0]
+                reopen_status(self.run_dir, f"attempt {attempt.number} failed: {first_line}")
+                if not looked:
+                    self._nodes_left()
         return outcome if outcome.message else Outcome(outcome.state, stopped)
 
     def _reason_to_stop(self) -> str:
@@ -248,7 +259,7 @@ class Supervisor:
 
     def _nodes_left(self) -> Allocation:
         """Look at every node of the job, and return the allocation without those that do not answer."""
-        deadline_s = _CHECK_AGAIN_S if self._checked else _CHECK_FIRST_S
+        deadline_s = DEADLINE_S if self._checked else FIRST_DEADLINE_S
         reports = check_nodes(self.config, self.cluster, self.allocation, self.run_dir, deadline_s=deadline_s)
         self._checked = True
         if silent := [r.host for r in reports if not r.answered and r.host not in self.lost]:
@@ -256,7 +267,7 @@ class Supervisor:
             again = check_nodes(self.config, self.cluster, self.allocation.only(silent), self.run_dir)
             second = {report.host: report for report in again}
             reports = [second.get(report.host, report) for report in reports]
-        self._unfit = any(report.answered and report.problem for report in reports)
+        self._unfit = {report.component for report in reports if report.answered and report.problem}
         for report in reports:
             if not report.usable and report.host not in self.lost:
                 self.say("node lost", host=report.host, message=report.problem)
@@ -264,33 +275,37 @@ class Supervisor:
             if finding not in self.findings:
                 self.findings.append(finding)
                 self.say(finding.check, where=finding.where, message=finding.text, mend=finding.mend)
-        before, self.lost = self.lost, {r.host: r.problem for r in reports if not r.usable}
+        self.lost = {r.host: r.problem for r in reports if not r.usable}
         left = self.allocation.without(list(self.lost))
         for group, rest in zip(self.allocation.groups, left.groups, strict=True):
             gone = [r.host for r in reports if r.host in group.hosts and not r.answered]
-            if rest.hosts and any(host not in before for host in gone):
+            if rest.hosts and not self._given_back.issuperset(gone):
                 self._give_back(group, rest.hosts)
+                self._given_back.update(gone)
         return left
 
     def _give_back(self, group: Group, left: tuple[str, ...]) -> None:
         try:
             give_back(group, left, book.folder(self.run_dir))
         except SlurmError as error:
-            # Slurm does not let go of a component's first node. The whole job goes back into the queue before
-            # Slurm takes the node for down and breaks the job apart.
+            # Slurm does not let go of a component's first node, and breaks the job apart once it takes it for
+            # down.
             gone = ", ".join(host for host in group.hosts if host not in left)
             self._stuck = f"node {gone} of component {group.component} is lost and stays in the job ({error})"
             self.say("lost nodes stay in the job", hosts=gone, message=str(error))
 
-    def _component_without_nodes(self, left: Allocation) -> str:
-        """Return what keeps an attempt from starting on the nodes left, or nothing."""
+    def _short_of_nodes(self, left: Allocation) -> str:
+        """Return the component that keeps an attempt from starting on the nodes left, or nothing."""
         for group in left.groups:
-            part = self.config.components[group.component]
             if not group.hosts or (group.component == self._coordinator() and self._too_few(group.hosts)):
-                whole = next(g for g in self.allocation.groups if g.component == group.component)
-                why = "; ".join(f"{host}: {self.lost[host]}" for host in whole.hosts if host in self.lost)
-                return f"component {group.component} ({part.role}) has too few nodes left: {why}"
+                return group.component
         return ""
+
+    def _why_short(self, component: str) -> str:
+        whole = next(group for group in self.allocation.groups if group.component == component)
+        why = "; ".join(f"{host}: {self.lost[host]}" for host in whole.hosts if host in self.lost)
+        role = self.config.components[component].role
+        return f"component {component} ({role}) has too few nodes left: {why}"
 
     def _coordinator(self) -> str:
         return next(name for name, part in self.config.components.items() if part.role == "env")
@@ -307,11 +322,9 @@ class Supervisor:
 
     # --- ends --------------------------------------------------------------------------------------
 
-    def _leave(self, state: str, message: str) -> End:
-        """End this job before the run is done: back into the queue if that is allowed and wanted."""
-        problem = self._no_requeue()
-        if problem and state == "failed":
-            return self.give_up(f"{message}; {problem}")
+    def _leave(self, message: str) -> End:
+        """End this job in good order before the run is done: back into the queue if that is allowed."""
+        problem = refusal(self.run_dir, self.config, self.cluster, self.allocation)
         if problem:
             self.say("ends", message=problem)
             close_status(self.run_dir, "interrupted", message)
@@ -319,23 +332,22 @@ class Supervisor:
         self.say("requeued", message=message)
         return End("interrupted", message, requeue=True)
 
-    def _no_requeue(self) -> str:
-        """Return why the job does not go back into the queue, or nothing if it does."""
-        limit = self.config.launch.max_requeues
-        if book.is_cancelled(self.run_dir):
-            return "cancelled; go on with hpc-rollart resubmit"
-        if not self.cluster.requeue:
-            return "the cluster's profile says requeue: false; go on with hpc-rollart resubmit"
-        if self.allocation.restarts >= limit:
-            return f"it was requeued {limit} times (launch.max_requeues); go on with hpc-rollart resubmit"
-        try:
-            state = job_facts(self.allocation.job_id).state
-        except SlurmError as error:
-            return f"{error}; go on with hpc-rollart resubmit"
-        if state != "RUNNING":
-            # scancel: the user's will. Or Slurm requeues it already, then it comes back by itself.
-            return f"Slurm has ended the job (it is {state or 'unknown'})"
-        return ""
+    def _start_anew(self, message: str) -> End:
+        """Leave lost nodes behind: another job takes this one's place.
+
+        A job that is requeued with a dead node comes back without its GPUs, if Slurm takes the node for down
+        before it has cleared up there (seen with 22.05).
+        """
+        problem = refusal(self.run_dir, self.config, self.cluster, self.allocation)
+        if not problem:
+            try:
+                job = replace(self.run_dir, int(self.allocation.job_id)).job
+            except UserError as error:
+                problem = f"{error}; {GO_ON}"
+            else:
+                self.say(REPLACED, by=job, message=message)
+                return End("interrupted", message)
+        return self.give_up(f"{message}; {problem}")
 
     def give_up(self, message: str) -> End:
         """Put on record that the run has failed."""

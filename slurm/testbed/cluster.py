@@ -305,6 +305,9 @@ class Cluster:
     # -- breaking --
 
     def kill(self, node: Node) -> None:
+        # Stopped first: at a loss of power nobody sees another die and tells of it, as srun's second process
+        # would, which cancels the step once the first is gone.
+        self.pause(node)
         processes.end(lambda: self.node_processes(node), node.name)
 
     def pause(self, node: Node) -> int:

@@ -58,7 +58,8 @@ def main() -> None:
     (run / f"rank-{rank}.json").write_text(json.dumps(about))
     if scene == "orphan" and rank == 1:
         # Two forks: the sleeper's parent is gone at once and it is nobody's descendant.
-        subprocess.Popen(["sh", "-c", "setsid sleep 300 </dev/null >/dev/null 2>&1 & exit"])
+        line = "setsid sleep 300 </dev/null >/dev/null 2>&1 & echo $! >orphan; exit"
+        subprocess.run(["sh", "-c", line], cwd=run, check=True)
     world.Barrier()
     coordinator = rank == 0
     if scene == "never-ready":

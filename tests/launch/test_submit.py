@@ -364,6 +364,15 @@ def test_run_whose_job_is_still_there_is_not_submitted_again(tmp_path: Path, lin
     assert "sbatch" not in slurm.names()
 
 
+def test_a_job_in_place_of_one_that_lives_waits_for_its_end(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    record = submit.replace(run, 4711, runner=FakeSlurm(sbatch="Submitted batch job 4800\n"))
+    assert record.job == 4800 == book.latest(run).job
+    text = Path(record.script).read_text()
+    assert text.count("#SBATCH --dependency=afterany:4711\n") == 1
+    assert text.index("--dependency") < text.index("hetjob"), "of the whole job"
+
+
 def test_two_do_not_submit_the_same_run_at_once(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
     with book.alone(run), pytest.raises(UserError, match="somebody else submits or resumes"):

@@ -9,8 +9,9 @@ from hpc_rollart.config.cluster import load_cluster
 from hpc_rollart.errors import UserError
 from hpc_rollart.jobs import book
 from hpc_rollart.jobs import events as events_of
+from hpc_rollart.jobs.book import JobRecord
 from hpc_rollart.jobs.commands import SlurmError
-from hpc_rollart.launch import supervisor
+from hpc_rollart.launch import requeue, supervisor
 from hpc_rollart.launch.allocation import Allocation, AllocationError, Group, JobFacts
 from hpc_rollart.launch.supervisor import Supervisor
 from tests.launch.conftest import make_config
@@ -21,7 +22,7 @@ Patch = pytest.MonkeyPatch
 def make(tmp_path: Path, monkeypatch: Patch, state: str = "RUNNING", **choices: Any) -> Supervisor:
     """A supervisor in a job of three components that Slurm says is in `state`."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(supervisor, "job_facts", lambda _: JobFacts(state, None))
+    monkeypatch.setattr(requeue, "job_facts", lambda _: JobFacts(state, None))
     (tmp_path / "run" / "slurm").mkdir(parents=True)
     made = Supervisor(tmp_path / "run", ())
     made.config = make_config(tmp_path, **choices.pop("launch", {}))
@@ -38,14 +39,14 @@ def events(made: Supervisor) -> str:
 
 def test_a_running_job_requeues_itself(tmp_path: Path, monkeypatch: Patch) -> None:
     made = make(tmp_path, monkeypatch)
-    assert made._leave("interrupted", "received USR1").requeue
+    assert made._leave("received USR1").requeue
     assert "requeued" in events(made)
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING", "TIMEOUT", ""])
 def test_a_job_that_slurm_has_ended_does_not(tmp_path: Path, monkeypatch: Patch, state: str) -> None:
     made = make(tmp_path, monkeypatch, state)
-    end = made._leave("interrupted", "received TERM")
+    end = made._leave("received TERM")
     assert not end.requeue and "Slurm has ended the job" in end.message
 
 
@@ -59,14 +60,14 @@ def test_a_job_that_slurm_has_ended_does_not(tmp_path: Path, monkeypatch: Patch,
 def test_limits_of_profile_and_config_hold_and_say_how_to_go_on(
     tmp_path: Path, monkeypatch: Patch, choices: dict[str, Any], why: str
 ) -> None:
-    end = make(tmp_path, monkeypatch, **choices)._leave("interrupted", "received USR1")
+    end = make(tmp_path, monkeypatch, **choices)._leave("received USR1")
     assert not end.requeue and why in end.message and "hpc-rollart resubmit" in end.message
 
 
 def test_a_cancelled_run_does_not_come_back(tmp_path: Path, monkeypatch: Patch) -> None:
     made = make(tmp_path, monkeypatch)
     book.mark_cancelled(made.run_dir, 7)
-    assert not made._leave("interrupted", "received TERM").requeue
+    assert not made._leave("received TERM").requeue
 
 
 def test_a_controller_that_does_not_answer_is_no_reason_to_requeue_blindly(
@@ -77,8 +78,8 @@ def test_a_controller_that_does_not_answer_is_no_reason_to_requeue_blindly(
     def away(_: str) -> JobFacts:
         raise SlurmError("scontrol has not answered")
 
-    monkeypatch.setattr(supervisor, "job_facts", away)
-    end = made._leave("interrupted", "received USR1")
+    monkeypatch.setattr(requeue, "job_facts", away)
+    end = made._leave("received USR1")
     assert not end.requeue and "scontrol has not answered" in end.message
 
 
@@ -87,9 +88,10 @@ def test_a_component_whose_only_node_is_gone_is_named_with_the_reason(
 ) -> None:
     made = make(tmp_path, monkeypatch)
     made.lost = {"h1": "no answer within 20 s"}
-    missing = made._component_without_nodes(made.allocation.without(["h1"]))
+    assert made._short_of_nodes(made.allocation.without(["h1"])) == "trainer"
+    missing = made._why_short("trainer")
     assert "component trainer" in missing and "h1: no answer" in missing
-    assert not made._component_without_nodes(made.allocation.without(["g1"]))
+    assert not made._short_of_nodes(made.allocation.without(["g1"]))
     assert made._shrunk(made.allocation.without(["g1"])) == {}  # the config asks for one node anyway
 
 
@@ -103,18 +105,33 @@ def test_what_is_no_job_or_another_one_is_said(tmp_path: Path) -> None:
         Allocation.of_this_job(config, {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "3"})
 
 
-def test_a_lost_node_that_slurm_does_not_take_back_sends_the_job_to_the_queue(
-    tmp_path: Path, monkeypatch: Patch
+@pytest.mark.parametrize(
+    ("choices", "why"),
+    [({}, ""), ({"restarts": 99}, "launch.max_requeues"), ({"slurm": "Access denied"}, "Access denied")],
+)
+def test_in_place_of_a_job_with_a_lost_node_that_slurm_does_not_take_back_comes_another(
+    tmp_path: Path, monkeypatch: Patch, choices: dict[str, Any], why: str
 ) -> None:
-    made = make(tmp_path, monkeypatch)
+    refusal = choices.pop("slurm", "")
+    made = make(tmp_path, monkeypatch, **choices)
+    made.say("replaced", by=6)  # the hundredth time with `restarts`
 
     def refuse(*_: Any) -> None:
         raise SlurmError("scontrol: Invalid node name specified")
 
+    def submit(run_dir: Path, job: int) -> JobRecord:
+        assert (run_dir, job) == (made.run_dir, 7)
+        if refusal:
+            raise SlurmError(refusal)
+        return JobRecord(job=12, submitted=0.0, script="", log="", time_s=60.0)
+
     monkeypatch.setattr(supervisor, "give_back", refuse)
+    monkeypatch.setattr(supervisor, "replace", submit)
     made._give_back(made.allocation.groups[2], ("g2",))
-    end = made._leave("failed", made._stuck)
-    assert end.requeue and "node g1 of component generate is lost" in end.message
+    end = made._start_anew(made._stuck)
+    assert not end.requeue and "node g1 of component generate is lost" in end.message
+    assert why in end.message and end.state == ("failed" if why else "interrupted")
+    assert ('"by": 12' in events(made)) == (not why)
 
 
 def test_half_an_event_of_a_supervisor_that_was_killed_ends_no_later_job(

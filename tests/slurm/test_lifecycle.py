@@ -195,6 +195,28 @@ def test_a_node_that_hangs_is_named_and_left_behind(
     assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:20]), rel=1e-4, abs=1e-7)
 
 
+def test_a_node_that_slurm_does_not_let_go_of_costs_the_job_and_not_the_run(
+    testbed: Testbed, here: Path, quickstart_model: str, undisturbed: list[dict[str, Any]]
+) -> None:
+    """First the first node of a component, then the supervisor's own."""
+    config = small_config(quickstart_model)
+    config["run"]["steps"] = 40
+    job = submit(testbed, write(config, here / "first.yaml"), here / "first")
+    for number, (steps, node) in enumerate([(6, "h20-1"), (16, "h100-1")]):
+        job.wait_steps(steps, attempt=number)
+        testbed.node("kill", node)
+        try:
+            job.wait(lambda number=number: len(job.events("replaced")) > number, f"what follows {node}", 100)  # type: ignore[misc]
+        finally:
+            testbed.node("start", node)
+        assert node in job.events("replaced")[number]["message"]
+        job.id = str(job.events("replaced")[number]["by"])
+    job.finish()
+    assert [event["restarts"] for event in job.events("job starts")] == [0, 0, 0]
+    assert [line["step"] for line in job.metrics()] == list(range(40))
+    assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:40]), rel=1e-4, abs=1e-7)
+
+
 def test_srun_starts_the_same_world(
     testbed: Testbed, here: Path, quickstart_model: str, undisturbed: list[dict[str, Any]]
 ) -> None:

@@ -57,7 +57,7 @@ class Status:
     last_sign_s
         Seconds since the run last wrote of itself.
     event
-        What the supervisor last did: `t`, `event`, `message`.
+        What the supervisor or the guard last did: `t`, `event`, `message`.
     """
 
     name: str
@@ -231,7 +231,7 @@ def _components(record: JobRecord | None, state: JobState | None) -> list[PartSt
 
 
 def _last_event(run_dir: Path, job: int | None) -> dict[str, Any] | None:
-    """Return what the job's supervisor last wrote down, or None.
+    """Return what the job's supervisor or guard last wrote down, or None.
 
     After a resubmission the last line may be the job's before, which says nothing of the present one.
     """

@@ -44,7 +44,7 @@ class _Manifest(msgspec.Struct):
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory that was just made.
+    """A run directory and whose it is.
 
     Attributes
     ----------

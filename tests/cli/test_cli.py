@@ -1,5 +1,6 @@
 """The command as a person types it: exit codes, one-line errors, quick answers."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_rollart import cli
+from hpc_rollart.errors import UserError
 from hpc_rollart.launch import local
 from tests.launch.conftest import make_config
 from tests.launch.fake_rank import write_status
@@ -88,6 +90,17 @@ def test_directory_that_is_no_run_is_exit_code_2(tmp_path: Path, verb: str) -> N
     )
     done = call(verb, tmp_path / "gone")
     assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'gone'}: there is no such directory\n")
+
+
+def test_a_run_directory_of_somebody_else_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UserError, match=f"{tmp_path}: cannot be read: Permission denied"):
+        cli._run_dir(tmp_path)
 
 
 @pytest.mark.parametrize("args", [["bogus"], ["run"], ["run", "--bogus", "x"], []])

@@ -1,6 +1,7 @@
 """Where the ranks find the policy: noted in the manifest before any of them starts."""
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hpc_rollart.config import RunConfig
+from hpc_rollart.config import ConfigError, RunConfig
 from hpc_rollart.launch import model, rundir
 from hpc_rollart.launch.model import ensure_model
 from tests.launch.conftest import make_config
@@ -44,3 +45,23 @@ def test_a_process_that_builds_the_model_is_started_only_if_it_is_not_cached(
     assert started == ([] if cached else ["hpc_rollart.launch.model"])
     noted = json.loads((run.path / "manifest.json").read_text()).get("model_dir")
     assert noted == (str(folder) if cached else None)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "why"),
+    [
+        (-signal.SIGTERM, KeyboardInterrupt, ""),
+        (130, KeyboardInterrupt, ""),
+        (-signal.SIGKILL, ConfigError, "ended by SIGKILL; is there enough memory"),
+        (2, ConfigError, "could not be prepared"),
+    ],
+)
+def test_how_the_process_that_builds_the_model_ended_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[BaseException], why: str
+) -> None:
+    config = make_config(tmp_path)
+    run = rundir.create(config, [])
+    monkeypatch.setattr(model, "find", lambda *_: None)
+    monkeypatch.setattr(subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, code))
+    with pytest.raises(error, match=why):
+        ensure_model(config, run.path, Console(quiet=True))

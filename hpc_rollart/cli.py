@@ -145,12 +145,13 @@ def watch(run_dir: RunPath, no_progress: NoProgress = False) -> None:
 
     from rich.console import Console
 
+    from hpc_rollart.config import load_resolved
     from hpc_rollart.jobs.follow import Over
     from hpc_rollart.launch.progress import make_display
 
     path = _run_dir(run_dir)
     over = Over(path)
-    display = make_display(path, path.name, Console(), live=not no_progress)
+    display = make_display(path, load_resolved(path).run.name, Console(), live=not no_progress)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(display):
         while not over() and not over.silence:
             display.update()
@@ -170,6 +171,7 @@ def doctor(
     cluster_override: ClusterOverrides = None,
     account: Account = None,
     qos: Qos = None,
+    directory: Directory = None,
     wait: Annotated[
         str, typer.Option("--wait", metavar="TIME", help="Longest wait for its job in the queue.")
     ] = "10m",
@@ -183,7 +185,7 @@ def doctor(
 
     code = diagnose(
         conf,
-        override or [],
+        [*(override or []), *_directory(directory)],
         cluster=cluster,
         cluster_overrides=cluster_override or [],
         account=account,

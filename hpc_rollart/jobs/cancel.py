@@ -75,6 +75,7 @@ def cancel(
                 say(f"job {record.job} has stopped")
                 return True
             say("it has not ended by itself, so it is ended now")
+    say(f"ending job {record.job} at once")
     runner(["scancel", str(record.job)])
     if _gone(queue, _GONE_S, sleep, clock):
         say(f"job {record.job} is cancelled")

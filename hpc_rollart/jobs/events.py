@@ -23,6 +23,7 @@ class Event(msgspec.Struct):
     job: str | int = ""
     message: str = ""
     step: int | None = None
+    by: int | None = None
 
 
 def write(run_dir: Path, event: str, **more: Any) -> None:

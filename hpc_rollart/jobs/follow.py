@@ -115,7 +115,8 @@ def follow(
         for path in files:
             if path.is_file() and path not in tail.offsets:
                 tail.begin(path, lines if first else 0)
-        tail.more(files)
+        # The others too: a job's log has its last lines when the next job's is the newest already.
+        tail.more([*(path for path in tail.offsets if path not in files), *files])
         first = first and not tail.offsets
         if over.silence:
             raise UserError(over.silence)
@@ -219,7 +220,8 @@ def _offset_of_last(path: Path, lines: int) -> int:
 def _where(run_dir: Path, choice: Choice) -> str:
     submitted = book.records(run_dir)
     if submitted and choice == Choice():
-        return f"job {submitted[-1].job} has not started; see hpc-rollart status {run_dir}"
+        job = f"job {submitted[-1].job} has written none"
+        return f"{job}: it has not started, or its nodes do not see this directory; see hpc-rollart status"
     number = next_number(run_dir) - 1 if choice.attempt is None else choice.attempt
     if number < 0:
         return "no attempt was started"

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpc_rollart.config.load import load_resolved
+from hpc_rollart.config.problem import short
 from hpc_rollart.jobs import book, events
 from hpc_rollart.jobs.book import JobRecord
 from hpc_rollart.jobs.commands import SlurmError
@@ -115,8 +116,8 @@ class Watcher:
         state, requeues, trouble = self._ask(record)
         event = _last_event(self._dir, record.job if record else None)
         verdict, text = judge(self._view, state, event, record, trouble=trouble)
-        if verdict == "failed" and book.is_cancelled(self._dir) and self._view.state != "failed":
-            verdict, text = "stopped", "cancelled"
+        if book.is_cancelled(self._dir) and self._view.state != "failed" and verdict in ("failed", "stopped"):
+            verdict, text = "stopped", "cancelled; hpc-rollart resubmit goes on"
         status, attempt = self._view.status, next_number(self._dir) - 1
         return Status(
             name=self._config.run.name,
@@ -149,7 +150,7 @@ class Watcher:
         try:
             state = self._queue.state()
         except SlurmError as error:
-            return None, None, str(error).splitlines()[0]
+            return None, None, short(str(error).splitlines()[0], _LOG_END)
         if state is not self._seen[0]:  # asked anew
             self._seen = (state, self._queue.restarts() if state.known else None)
         return state, self._seen[1], ""
@@ -172,7 +173,7 @@ def judge(
         return own, f"Slurm does not say: {trouble}"
     if state is not None and state.there:
         if state.phase is Phase.WAITING:
-            return "waiting", "for its next part" if said else ""
+            return "waiting", event["message"] if event else "for its next part" if said else ""
         if state.phase is Phase.UNKNOWN:
             return "running", f"Slurm says {state.parts[0].state}, which is not known here"
         if event is not None and event["event"] == "requeued" and state.phase is Phase.RUNNING:
@@ -233,10 +234,11 @@ def _components(record: JobRecord | None, state: JobState | None) -> list[PartSt
 def _last_event(run_dir: Path, job: int | None) -> dict[str, Any] | None:
     """Return what the job's supervisor or guard last wrote down, or None.
 
-    After a resubmission the last line may be the job's before, which says nothing of the present one.
+    After a resubmission the last line may be the job's before, which says nothing of the present one, but for
+    that this one takes its place.
     """
     last = next(events.newest_first(run_dir), None)
-    if last is None or (job is not None and str(last.job) != str(job)):
+    if last is None or (job is not None and str(last.job) != str(job) and last.by != job):
         return None
     return {"t": last.t, "event": last.event, "message": last.message}
 

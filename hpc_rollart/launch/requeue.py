@@ -35,5 +35,5 @@ def refusal(run_dir: Path, config: RunConfig, cluster: Cluster, allocation: Allo
         return f"{error}; {GO_ON}"
     if state != "RUNNING":
         # scancel: the user's will. Or Slurm requeues it already, then it comes back by itself.
-        return f"Slurm has ended the job (it is {state or 'unknown'})"
+        return f"Slurm has ended the job itself, or requeues it (it is {state or 'unknown'})"
     return ""

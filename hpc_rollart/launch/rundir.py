@@ -180,7 +180,8 @@ def _occupied(path: Path) -> str:
         what = f"holds another run, started {read_manifest(path)['started']}"
     except (UserError, KeyError):
         what = "holds another run" if (path / "config.yaml").exists() else "is not empty"
-    return f"run.dir: {path} {what}; choose a new one with --dir"
+    more = ", or go on with hpc-rollart resubmit or resume" if "run" in what else ""
+    return f"run.dir: {path} {what}; choose a new one with --dir{more}"
 
 
 def _manifest(run_id: str, argv: Sequence[str]) -> dict[str, Any]:

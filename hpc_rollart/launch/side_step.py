@@ -1,11 +1,15 @@
 """A step of one process that helps the supervisor, on any node of the job, and ends with it."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 
 from hpc_rollart.launch.agent import step_command, step_environment
 from hpc_rollart.launch.processes import end_with_parent
+
+# What srun makes of SIGTERM and SIGKILL to the step.
+_ENDED_BY_SLURM = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 
 
 class SideStep:
@@ -39,8 +43,8 @@ class SideStep:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End it, and say so if somebody else did."""
-        if self.over:
+        """End it, and say so if it ended before, and not with the job."""
+        if self.over and self._process.returncode not in _ENDED_BY_SLURM:
             print(f"the {self._name} ended early, with code {self._process.returncode}", flush=True)
         self._process.terminate()
         try:

@@ -2,8 +2,11 @@
 
 import json
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -30,13 +33,22 @@ def submitted(result: Submitted, console: Console) -> None:
         ranks = str(part.nodes * part.ranks_per_node)
         table.add_row(part.component, part.site_partition or part.partition, str(part.nodes), ranks, gpus)
     console.print(Padding(table, (1, 2), expand=False))
-    where = shlex.quote(str(result.run_dir))
+    where, command = shlex.quote(str(result.run_dir)), shlex.quote(_command())
     for verb, what in (
         ("status", "how it stands"),
+        ("watch", "how it learns"),
         ("logs -f", "what it writes"),
         ("cancel", "end it, with a checkpoint"),
     ):
-        console.print(f"  hpc-rollart {verb} {where}  [dim]# {what}[/dim]", highlight=False, soft_wrap=True)
+        console.print(f"  {command} {verb} {where}  [dim]# {what}[/dim]", highlight=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """Return this program as one can type it here."""
+    if shutil.which("hpc-rollart"):
+        return "hpc-rollart"
+    path = Path(sys.executable).with_name("hpc-rollart")
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def show_status(

@@ -32,6 +32,7 @@ from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.guard import Guarded
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import DEADLINE_S, FIRST_DEADLINE_S, check_nodes
+from hpc_rollart.launch.progress import write_report
 from hpc_rollart.launch.requeue import GO_ON, REPLACED, refusal
 from hpc_rollart.launch.rundir import RunDir, amend_manifest, read_manifest
 from hpc_rollart.launch.signals import collected
@@ -44,6 +45,7 @@ _POLL_S = 0.25
 _RECORD_S = 60.0
 _ASK_END_EVERY_S = 60.0
 _BACKOFF_MAX_S = 60.0
+_TELL_EVERY_S = 30.0
 # Every site's way to say that the job will end; who sends which is in docs/submitting.md.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -140,6 +142,8 @@ class Supervisor:
     _stuck: str = ""
     _end_time: float | None = None
     _end_asked: float = float("-inf")
+    _told_step: int = 0
+    _told_at: float = float("-inf")
 
     def run(self) -> End:
         """Supervise until the run is done, has failed, or the job has to go.
@@ -188,6 +192,7 @@ class Supervisor:
             outcome = self._attempt(run, attempt, nodes_left)
             if outcome.state == "done":
                 self.say("done", attempt=attempt.number)
+                write_report(self.run_dir, Console(no_color=True))
                 return End("done")
             if outcome.state == "interrupted":
                 return self._leave(outcome.message)
@@ -228,6 +233,7 @@ class Supervisor:
                     looked = True
                     if set(self._nodes_left().hosts) != set(allocation.hosts):
                         world.abandon()
+                self._tell_progress(world.status)
                 time.sleep(_POLL_S)
             if outcome.state == "failed":
                 first_line = outcome.message.splitlines()[0]
@@ -235,6 +241,19 @@ class Supervisor:
                 if not looked:
                     self._nodes_left()
         return outcome if outcome.message else Outcome(outcome.state, stopped)
+
+    def _tell_progress(self, status: dict[str, Any]) -> None:
+        """Print how far the run is for those who follow the log, not too often."""
+        step = status.get("step", 0)
+        if step == self._told_step or time.monotonic() < self._told_at + _TELL_EVERY_S:
+            return
+        self._told_step, self._told_at = step, time.monotonic()
+        tasks = status.get("tasks", {})
+        means = [
+            f"{name} {task['reward']:.3f}" for name, task in tasks.items() if task.get("reward") is not None
+        ]
+        rewards = f", reward {', '.join(means)}" if means else ""
+        self._print(f"step {step} of {status.get('steps', '?')}{rewards}")
 
     def _reason_to_stop(self) -> str:
         """Return why the ranks should stop now, or nothing."""
@@ -412,7 +431,11 @@ class Supervisor:
         except OSError as error:  # a full disk must not end a run that may still save itself
             print(f"cannot write {events.EVENTS_FILE}: {error.strerror}", flush=True)
         details = "".join(f", {name} {_plain(value)}" for name, value in more.items())
-        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {what}{details}", flush=True)
+        self._print(what + details)
+
+    @staticmethod
+    def _print(text: str) -> None:
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def _plain(value: Any) -> str:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Protocol, Self
+from typing import IO, Any, Literal, Protocol, Self
 
 from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
@@ -157,6 +157,11 @@ class World:
         """End the ranks that are left at once: some of them are on nodes that nobody reaches."""
         self._term_at = time.monotonic()
         self._kill_at = self._term_at + _TERM_GRACE_S
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Content of status.json as of the last `poll`; empty before there is one."""
+        return self._view.status
 
     @property
     def failing(self) -> bool:

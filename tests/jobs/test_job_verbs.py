@@ -4,6 +4,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,9 @@ def shown(run: Path, choice: Choice, lines: int = 0) -> str:
 
 def test_logs_of_the_batch_step_of_a_rank_and_of_a_component(tmp_path: Path) -> None:
     run = sent(tmp_path).run_dir
-    with pytest.raises(UserError, match="job 4711 has not started"):
+    with pytest.raises(
+        UserError, match="job 4711 has written none: it has not started, or its nodes do not see"
+    ):
         shown(run, Choice())
     Path(book.latest(run).log).write_text("one\ntwo\nthree\n")
     assert shown(run, Choice(), 2) == "two\nthree\n"
@@ -186,6 +189,31 @@ def test_following_goes_on_over_attempts_and_requeues_and_ends_with_the_job(tmp_
     text = b"".join(out).decode()
     assert text == f"==> {first} <==\n7\n8\nmore\n\n==> {run}/logs/1/trainer-0.log <==\nagain\n"
     assert slurm.names() == ["squeue", "squeue"]
+
+
+def test_following_shows_the_last_lines_of_a_job_when_the_next_one_is_there_already(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    log = Path(book.latest(run).log)
+    log.write_text("one\n")
+
+    def replaced() -> None:
+        log.write_text("one\nreplaced\n")
+        book.record(run, replace(book.latest(run), job=4800, log=str(run / "slurm" / "4800_0_log.out")))
+        (run / "slurm" / "4800_0_log.out").write_text("two\n")
+
+    slurm = FakeSlurm(squeue=RUNNING)
+    steps: list[Callable[[], object]] = [replaced, lambda: slurm.answers.update(squeue=ENDED)]
+    clock = FakeClock()
+
+    def sleep(_: float) -> None:
+        clock.sleep(6.0)
+        if steps:
+            steps.pop(0)()
+
+    out: list[bytes] = []
+    follow.follow(run, Choice(), 0, out.append, runner=slurm, sleep=sleep, clock=clock)
+    text = b"".join(out).decode()
+    assert text.index("one") < text.index("replaced") < text.index("two")
 
 
 def test_following_a_run_of_this_machine_ends_with_the_run(tmp_path: Path) -> None:
@@ -320,6 +348,18 @@ def test_what_the_job_before_did_says_nothing_of_the_present_one(tmp_path: Path)
     events.write_text('{"t": 1.0, "job": "4700", "event": "ends", "message": "requeue: false"}\n')
     status = status_of(run, squeue=RUNNING)
     assert (status.verdict, status.text, status.event) == ("starting", "", None)
+
+
+def test_a_job_in_anothers_place_says_why_it_is_there(tmp_path: Path) -> None:
+    run = sent(tmp_path).run_dir
+    write_status(run, state="starting", step=1, steps=100)
+    events = run / "slurm" / "events.jsonl"
+    line = {"t": 1.0, "job": "4700", "event": "replaced", "by": 4711, "message": "node h20-1 is lost"}
+    events.write_text(json.dumps(line) + "\n")
+    status = status_of(run, squeue=PENDING)
+    assert (status.verdict, status.text) == ("waiting", "node h20-1 is lost")
+    events.write_text(json.dumps(line | {"by": 4710}) + "\n")
+    assert status_of(run, squeue=PENDING).event is None
 
 
 def test_job_that_was_cancelled_before_it_said_anything_is_stopped_and_not_failed(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_running_job_requeues_itself(tmp_path: Path, monkeypatch: Patch) -> No
 def test_a_job_that_slurm_has_ended_does_not(tmp_path: Path, monkeypatch: Patch, state: str) -> None:
     made = make(tmp_path, monkeypatch, state)
     end = made._leave("received TERM")
-    assert not end.requeue and "Slurm has ended the job" in end.message
+    assert not end.requeue and "Slurm has ended the job itself" in end.message
 
 
 @pytest.mark.parametrize(

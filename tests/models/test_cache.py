@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -69,6 +70,14 @@ def test_what_is_not_cached_is_not_found_and_nothing_is_made(root: Path) -> None
 def test_what_cannot_be_looked_up_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert find(FakeModel(builtin="smollm2-135m-instruct"), []) is None
+
+
+def test_a_converted_model_needs_its_source_no_more(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    model = FakeModel(builtin="smollm2-135m-instruct")
+    shutil.copytree(resolve(FakeModel(), [FakeTask()]), root / "smollm2-135m-instruct-0123456789ab")
+    (root / "smollm2-135m-instruct-torn").mkdir()
+    assert find(model, []) == resolve(model, []) == root / "smollm2-135m-instruct-0123456789ab"
 
 
 def shorten(path: Path) -> None:

@@ -83,7 +83,7 @@ def audit(run_dir: Path) -> Audit:
         raise StoreError(run.problems[0])
     consumed, found, rows = run.data.consumed_rows()
     notes = list(run.problems)
-    ended = run.state in CLEAN_ENDS
+    ended = run.attempts[-1].state in CLEAN_ENDS
     if not ended:
         notes.append(f"the run is {run.state}: trajectories without a row may have been in flight")
     checks = [

@@ -154,6 +154,8 @@ def _attempts(path: Path, status: dict[str, Any]) -> tuple[list[AttemptView], di
             state = "failed"
         elif number == max(numbers, default=0):
             state = str(status.get("state", "unknown"))
+            if state == "interrupted" and numbers:  # by somebody else's word: it wrote none of its own
+                state = "killed"
         else:
             state = "killed"
         found.append(AttemptView(number, (begun or {}).get("step", 0), state, (end or {}).get("started")))

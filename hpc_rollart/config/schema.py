@@ -382,7 +382,8 @@ class Launch(Section):
     stop_lead_s: Seconds = 180.0
     """How long before the job's end the ranks stop: time for the last step and a checkpoint, in seconds."""
     heartbeat_s: Seconds = 60.0
-    """A rank that says nothing for this long while a run goes on is taken for lost, in seconds."""
+    """A rank that says nothing for this long while a run goes on is taken for lost, in seconds; of the
+    coordinator half a minute more is awaited."""
     max_ranks: Count | None = None
     """Refuse to start more ranks than this; null: twice the machine's cores, and at least 16."""
     start_deadline_s: Seconds = 120.0

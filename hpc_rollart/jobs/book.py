@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -48,7 +49,7 @@ class JobRecord:
         Batch script as submitted, and output of the batch step.
     """
 
-    job: int
+    job: Annotated[int, msgspec.Meta(gt=0, lt=2**32)]
     submitted: float
     script: str
     log: str

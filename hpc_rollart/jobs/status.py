@@ -116,7 +116,7 @@ class Watcher:
         state, requeues, trouble = self._ask(record)
         event = _last_event(self._dir, record.job if record else None)
         verdict, text = judge(self._view, state, event, record, trouble=trouble)
-        if book.is_cancelled(self._dir) and self._view.state != "failed" and verdict in ("failed", "stopped"):
+        if book.is_cancelled(self._dir) and verdict in ("failed", "stopped"):
             verdict, text = "stopped", "cancelled; hpc-rollart resubmit goes on"
         status, attempt = self._view.status, next_number(self._dir) - 1
         return Status(
@@ -181,7 +181,8 @@ def judge(
         if event is not None and event["event"] in ("stopping", "requeued", "ends"):
             return "stopping", event["message"]
         if said == "failed":
-            return "starting", f"an attempt failed, the next may follow: {view.message}"
+            why = f": {view.message}" if view.message else ""
+            return "starting", f"an attempt failed, the next may follow{why}"
         if state.phase is Phase.ENDING or said == "stopping":
             return "stopping", view.message
         # What an attempt before this one has left says nothing of the present one.

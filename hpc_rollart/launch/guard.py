@@ -121,7 +121,7 @@ def main(argv: list[str]) -> None:
         if said != last:
             last, since = said, now
         elif now > since + _SILENT_S:
-            if not any(_answers(job_id, int(group), host, wait) for wait in (0.0, _AGAIN_S)):
+            if _gone(job_id, int(group), host):
                 _bring_back(run_dir, job_id, host, _problem(run_dir, int(restarts)) or problem)
                 return
             since = time.monotonic()
@@ -145,6 +145,14 @@ def _problem(run_dir: Path, restarts: int) -> str:
     return ""
 
 
+def _gone(job_id: str, group: int, host: str) -> bool:
+    """Whether the node does not answer though Slurm does, which could run nothing without its controller."""
+    for wait in (0.0, _AGAIN_S):
+        if _answers(job_id, group, host, wait):
+            return False
+    return _slurm_answers(job_id) and not _answers(job_id, group, host, 0.0)
+
+
 def _answers(job_id: str, group: int, host: str, wait: float) -> bool:
     """Whether Slurm can run a program on the node, one that needs no shared file system."""
     time.sleep(wait)
@@ -161,6 +169,14 @@ def _answers(job_id: str, group: int, host: str, wait: float) -> bool:
         except subprocess.TimeoutExpired:
             process.kill()
             return False
+
+
+def _slurm_answers(job_id: str) -> bool:
+    try:
+        job_facts(job_id)
+    except UserError:
+        return False
+    return True
 
 
 def _bring_back(run_dir: Path, job_id: str, host: str, problem: str) -> None:

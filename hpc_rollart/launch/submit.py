@@ -151,7 +151,7 @@ def refuse_if_done(run_dir: Path) -> None:
 
 def refuse_if_alive(run_dir: Path) -> None:
     """Raise `UserError` if the run has reported just now: it goes on in front of somebody, elsewhere."""
-    if (silent := _view(run_dir).silent_s()) is not None and silent < _ALIVE_S:
+    if (silent := _view(run_dir).silent_s()) is not None and abs(silent) < _ALIVE_S:
         raise UserError(
             f"{run_dir}: the run reported {silent:.0f} s ago, so it goes on already; see hpc-rollart watch, "
             f"or wait {_ALIVE_S:.0f} s if it was killed"
@@ -177,7 +177,8 @@ def refuse_if_queued(run_dir: Path, runner: Runner = commands.run) -> None:
             placed = placement.place(load_resolved(run_dir), cluster)
             book.record(run_dir, _record(job, run_dir, cluster, placed))
             take_up(script, job)
-    for record in book.records(run_dir)[-1:]:
+    # The one before, too: a job may have been put in its place and cancelled while it lives.
+    for record in reversed(book.records(run_dir)[-2:]):
         state = Queue(record.job, runner).state()
         if state.there:
             raise UserError(

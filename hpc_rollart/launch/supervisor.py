@@ -168,6 +168,7 @@ class Supervisor:
             sentinel.watching(self.allocation.job_id, first.index, first.hosts[0], python),
             Guarded(self.run_dir, self.allocation, python) as guarded,
         ):
+            guarded.on(self.allocation)
             return self._attempts(run, guarded, bool(manifest.get("model_dir")))
 
     def _attempts(self, run: RunDir, guarded: Guarded, has_model: bool) -> End:

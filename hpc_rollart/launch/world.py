@@ -14,6 +14,7 @@ from typing import IO, Any, Literal, Protocol, Self
 
 from hpc_rollart.config.layout import world_size
 from hpc_rollart.config.schema import RunConfig
+from hpc_rollart.coordinate.life import LifeSigns
 from hpc_rollart.launch import processes
 from hpc_rollart.launch import scratch as scratches
 from hpc_rollart.launch.attempt import Attempt, logs
@@ -92,6 +93,10 @@ class World:
         attempt.write(run.path)
         self._logs = logs(run.path, attempt.number)
         self._view = RunView(run.path)
+        # What it says may be seen late: names of files are cached for up to half a minute on NFS.
+        self._life = LifeSigns(self._config.launch.heartbeat_s + _MARGIN_S)
+        self._reported: float | None = None
+        self._coordinator = next(n for n, part in self._config.components.items() if part.role == "env")
         rank = [sys.executable, "-m", rank_module, str(run.path), str(attempt.number)]
         self._command = launcher.command(self._config, rank)
         self._cleanup = contextlib.ExitStack()
@@ -200,9 +205,11 @@ class World:
                 f"the {world_size(self._config)} ranks were not all at work after "
                 f"{launch.start_deadline_s:.0f} s (launch.start_deadline_s)"
             )
-        silent = self._view.silent_s()
-        if silent is not None and silent > launch.stall_deadline_s + _MARGIN_S:
-            return f"the coordinator has not reported for {silent:.0f} s (launch.stall_deadline_s)"
+        if self._life.silent(now) and self._view.state in ("running", "stopping"):
+            return (
+                f"the coordinator (component {self._coordinator}) has not reported for "
+                f"{launch.heartbeat_s + _MARGIN_S:.0f} s (launch.heartbeat_s and {_MARGIN_S:.0f} s more)"
+            )
         return ""
 
     def _outcome(self, code: int) -> Outcome:
@@ -228,6 +235,9 @@ class World:
     def _look(self) -> None:
         """Read status.json alone; metrics are nothing that a run may end for."""
         self._view.status = read_status(self._run.path) or self._view.status
+        if (reported := self._view.status.get("t")) != self._reported:
+            self._reported = reported
+            self._life.heard(0)
 
     def _why(self, code: int) -> str:
         log = self._logs / "mpirun.log"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 DEFAULT_DIR = "/var/lib/rollart-testbed"
 DEFAULT_BRIDGE = "rollart0"
-# Slurm's own default is 300; 120 leaves a run time to get a lost node out of its job.
-DEFAULT_DOWN_AFTER_S = 120
+# Slurm's own default, so that a run has the time that it has elsewhere.
+DEFAULT_DOWN_AFTER_S = 300
 DEFAULT_SUBNET = "10.77.0.0/24"
 CHECKOUT = Path(__file__).resolve().parents[2]
 

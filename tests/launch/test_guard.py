@@ -131,17 +131,24 @@ def test_a_supervisor_that_is_silent_on_a_node_that_answers_is_left_alone(
 def test_when_the_node_is_gone_another_job_takes_this_ones_place(run: Path, monkeypatch: Patch) -> None:
     site = Site(run, beats=3)
     assert watch(site, monkeypatch) == ["node lost", "replaced"]
-    assert site.did == DONE and site.asked == 2
+    assert site.did == DONE and site.asked == 3
     newest = next(events.newest_first(run))
     assert newest.job == "7" and newest.message == "node h1, which the supervisor was on, is lost"
 
 
 def test_a_controller_that_is_slow_when_nodes_die_is_asked_again(run: Path, monkeypatch: Patch) -> None:
     site = Site(run, beats=1)
-    site.states = [SlurmError("scontrol: timed out"), "RUNNING"]
+    site.states = ["RUNNING", SlurmError("scontrol: timed out"), "RUNNING"]
     site.refuses = [SlurmError("sbatch: timed out")]
     watch(site, monkeypatch)
     assert site.did == DONE
+
+
+def test_a_controller_that_stands_still_is_no_dead_node(run: Path, monkeypatch: Patch) -> None:
+    site = Site(run, beats=1)
+    site.states = [SlurmError("scontrol: timed out"), "RUNNING"]
+    site.answers, site.leaves_at = [False, False, True], 300
+    assert watch(site, monkeypatch) == [] and site.did == []
 
 
 def test_a_full_disk_does_not_keep_the_run_from_going_on(run: Path, monkeypatch: Patch) -> None:

@@ -168,18 +168,24 @@ def test_crash_without_a_word_shows_the_end_of_mpirun_log(world_of: Make) -> Non
     assert "logs/0/mpirun.log" in outcome.message
 
 
-def test_ranks_that_never_get_to_work_fail_at_the_start_deadline(world_of: Make) -> None:
+def test_ranks_that_never_get_to_work_fail_at_the_start_deadline(
+    world_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "_MARGIN_S", 1.0)
     config, run = world_of("never-ready", start_deadline_s=0.5)
     outcome = play(config, run)
     assert outcome.state == "failed"
     assert "the 4 ranks were not all at work after" in outcome.message
 
 
-def test_coordinator_that_stops_reporting_fails_the_run(world_of: Make) -> None:
-    config, run = world_of("silent", stall_deadline_s=0.5)
+def test_coordinator_that_stops_reporting_fails_the_run(
+    world_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "_MARGIN_S", 1.0)
+    config, run = world_of("silent", heartbeat_s=0.5)
     outcome = play(config, run)
     assert outcome.state == "failed"
-    assert "the coordinator has not reported for" in outcome.message
+    assert "the coordinator (component env) has not reported for 2 s (launch.heartbeat_s" in outcome.message
 
 
 def test_rank_that_stays_after_the_end_is_ended_and_reported(

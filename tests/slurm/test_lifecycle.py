@@ -206,7 +206,7 @@ def test_a_node_that_slurm_does_not_let_go_of_costs_the_job_and_not_the_run(
         job.wait_steps(steps, attempt=number)
         testbed.node("kill", node)
         try:
-            job.wait(lambda number=number: len(job.events("replaced")) > number, f"what follows {node}", 100)  # type: ignore[misc]
+            job.wait(lambda number=number: len(job.events("replaced")) > number, f"what follows {node}", 180)  # type: ignore[misc]
         finally:
             testbed.node("start", node)
         assert node in job.events("replaced")[number]["message"]

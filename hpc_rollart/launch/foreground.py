@@ -18,7 +18,7 @@ from hpc_rollart.launch import local, rundir, submit
 from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.mpirun import find_mpirun
-from hpc_rollart.launch.progress import make_display, summary, write_report
+from hpc_rollart.launch.progress import make_display, summary
 from hpc_rollart.launch.rundir import RunDir
 from hpc_rollart.launch.world import Outcome, World
 from hpc_rollart.observe.status import read_status
@@ -113,5 +113,16 @@ def _go(
         outcome = local.run_world(config, run, look, attempt=attempt)
     finally:
         display.close()
-    summary(run.path, console, write_report(run.path, console))
+    summary(run.path, console, _write_report(run.path, console))
     return outcome
+
+
+def _write_report(run_dir: Path, console: Console) -> Path | None:
+    """Write the report; a run that ended early may hold too little for one, which must not hide its end."""
+    from hpc_rollart.analysis.report import write_report
+
+    try:
+        return write_report(run_dir)
+    except Exception as error:
+        console.print(f"no report: {error}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        return None

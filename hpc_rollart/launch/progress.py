@@ -288,17 +288,6 @@ def summary(run_dir: Path, console: Console, report: Path | None) -> None:
         console.print(f"  {key:<10} {value}", markup=False, highlight=False, soft_wrap=True)
 
 
-def write_report(run_dir: Path, console: Console) -> Path | None:
-    """Write the report; a run that ended early may hold too little for one, which must not hide its end."""
-    from hpc_rollart.analysis import report
-
-    try:
-        return report.write_report(run_dir)
-    except Exception as error:
-        console.print(f"no report: {error}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        return None
-
-
 def sparkline(values: Sequence[float], width: int, blocks: str = UNICODE.blocks) -> str:
     """Return `values` as `width` characters at most, each the mean of its share, scaled from low to high."""
     if not values:

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -32,7 +33,7 @@ from hpc_rollart.launch.attempt import Attempt, next_attempt
 from hpc_rollart.launch.guard import Guarded
 from hpc_rollart.launch.model import ensure_model
 from hpc_rollart.launch.nodes import DEADLINE_S, FIRST_DEADLINE_S, check_nodes
-from hpc_rollart.launch.progress import write_report
+from hpc_rollart.launch.processes import end_with_parent
 from hpc_rollart.launch.requeue import GO_ON, REPLACED, refusal
 from hpc_rollart.launch.rundir import RunDir, amend_manifest, read_manifest
 from hpc_rollart.launch.signals import collected
@@ -46,6 +47,8 @@ _RECORD_S = 60.0
 _ASK_END_EVERY_S = 60.0
 _BACKOFF_MAX_S = 60.0
 _TELL_EVERY_S = 30.0
+# No longer may nodes that are done be held for it.
+_REPORT_S = 120.0
 # Every site's way to say that the job will end; who sends which is in docs/submitting.md.
 _STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -193,7 +196,7 @@ class Supervisor:
             outcome = self._attempt(run, attempt, nodes_left)
             if outcome.state == "done":
                 self.say("done", attempt=attempt.number)
-                write_report(self.run_dir, Console(no_color=True))
+                self._write_report()
                 return End("done")
             if outcome.state == "interrupted":
                 return self._leave(outcome.message)
@@ -376,6 +379,21 @@ class Supervisor:
         return End("failed", message)
 
     # --- records -----------------------------------------------------------------------------------
+
+    def _write_report(self) -> None:
+        line = [sys.executable, "-m", "hpc_rollart", "report", str(self.run_dir)]
+        try:
+            subprocess.run(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                timeout=_REPORT_S,
+                check=True,
+                preexec_fn=end_with_parent,
+            )
+        except subprocess.SubprocessError as error:
+            reason = "it takes too long" if isinstance(error, subprocess.TimeoutExpired) else "see above"
+            self._print(f"no report.html ({reason}); hpc-rollart report writes it")
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; False if the job is asked to stop meanwhile."""

@@ -40,6 +40,7 @@ def test_the_quickstart_learns_in_slurm_as_on_one_machine_over_a_time_limit(
         first, last = tenths([line["reward"][task] for line in lines if line["reward"].get(task) is not None])  # type: ignore[misc]
         assert last - first >= 0.25, (task, first, last)  # what the quickstart shows on one machine
     assert max(line["staleness_max"] for line in lines) <= 1
+    assert (job.run / "report.html").is_file()
     for check in audit(job.run).checks:
         assert not check.problems, check
     shutil.rmtree(here)

@@ -197,7 +197,7 @@ def test_job_that_has_to_wait_says_why_and_is_cancelled_before_it_starts(
     assert "scontrol release" in status.components[0].explanation
     said: list[str] = []
     assert cancel.cancel(result.run_dir, say=said.append)
-    assert said == [f"job {result.job.job} is cancelled"]
+    assert said == [f"ending job {result.job.job} at once", f"job {result.job.job} is cancelled"]
     assert Watcher(result.run_dir).look().verdict == "stopped"
 
 

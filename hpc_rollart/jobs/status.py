@@ -173,7 +173,9 @@ def judge(
         return own, f"Slurm does not say: {trouble}"
     if state is not None and state.there:
         if state.phase is Phase.WAITING:
-            return "waiting", event["message"] if event else "for its next part" if said else ""
+            if event is not None and event["event"] == "replaced":
+                return "waiting", f"in place of a job that could not go on: {event['message']}"
+            return "waiting", "for its next part" if said else ""
         if state.phase is Phase.UNKNOWN:
             return "running", f"Slurm says {state.parts[0].state}, which is not known here"
         if event is not None and event["event"] == "requeued" and state.phase is Phase.RUNNING:

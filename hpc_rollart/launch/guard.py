@@ -31,8 +31,8 @@ from hpc_rollart.launch.submit import replace
 from hpc_rollart.launch.view import close_status
 
 _BEAT_S = 5.0
-# Longer than a shared file system stands still now and then. Only then is the node itself asked, twice. All
-# of it together is well below Slurm's SlurmdTimeout, 300 s where the site has not changed it.
+# Longer than a shared file system stands still now and then. Only then is the node itself asked. All of it
+# together is well below Slurm's SlurmdTimeout, 300 s where the site has not changed it.
 _SILENT_S = 30.0
 _ANSWER_S = 20.0
 _AGAIN_S = 10.0
@@ -103,12 +103,8 @@ def _file(run_dir: Path) -> Path:
 def main(argv: list[str]) -> None:
     """Watch until the supervisor takes its leave, or its node is gone."""
     run_dir, job_id, restarts, group, host, token = Path(argv[0]), *argv[1:]
-    for number in (
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGHUP,
-    ):  # they are for the supervisor and the ranks
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # Slurm sends them to every step; they are for the ranks
     os.environ["SLURM_JOB_ID"] = job_id  # of the whole, for the record
     problem = _problem(run_dir, int(restarts))
     last, since = "", time.monotonic()
@@ -138,7 +134,7 @@ def _read(path: Path, last: str) -> str | None:
 
 
 def _problem(run_dir: Path, restarts: int) -> str:
-    """Return why the job may not be requeued, or nothing, also where the run's files cannot be read."""
+    """Return why no other job may come, or nothing, also where the run's files cannot be read."""
     with contextlib.suppress(UserError):
         cluster = book.load_resolved_cluster(run_dir)
         return forbidden(run_dir, load_resolved(run_dir), cluster, restarts)

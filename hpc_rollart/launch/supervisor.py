@@ -94,7 +94,7 @@ class Supervise:
                     raise RuntimeError(f"submitit handles no {number.name} here")
                 requeue(number, None)  # exits
             except Exception as error:
-                supervisor.say("not requeued", message=f"{error}; go on with hpc-rollart resubmit")
+                supervisor.say("not requeued", message=f"{error}; {GO_ON}")
                 sys.exit(3)
         if end.state == "failed":
             sys.exit(3)
@@ -429,7 +429,12 @@ class Supervisor:
         begun = (e for e in events.newest_first(self.run_dir) if e.event == "job starts")
         idle = len(list(itertools.takewhile(lambda event: event.step == step, begun)))
         limit = self.config.launch.restart.attempts
-        if idle <= limit or not self.allocation.restarts:
+        # A job that the user has submitted begins in any case.
+        by_itself = self.allocation.restarts or any(
+            event.event == REPLACED and str(event.by) == self.allocation.job_id
+            for event in events.newest_first(self.run_dir)
+        )
+        if idle <= limit or not by_itself:
             return ""
         return (
             f"{idle} jobs in a row began at step {step} and got no checkpoint further "

@@ -357,7 +357,10 @@ def test_a_job_in_anothers_place_says_why_it_is_there(tmp_path: Path) -> None:
     line = {"t": 1.0, "job": "4700", "event": "replaced", "by": 4711, "message": "node h20-1 is lost"}
     events.write_text(json.dumps(line) + "\n")
     status = status_of(run, squeue=PENDING)
-    assert (status.verdict, status.text) == ("waiting", "node h20-1 is lost")
+    assert status.verdict == "waiting"
+    assert status.text == "in place of a job that could not go on: node h20-1 is lost"
+    events.write_text(json.dumps(line | {"job": "4711", "event": "requeued", "message": "USR2"}) + "\n")
+    assert status_of(run, squeue=PENDING).text == "for its next part"
     events.write_text(json.dumps(line | {"by": 4710}) + "\n")
     assert status_of(run, squeue=PENDING).event is None
 

@@ -143,3 +143,15 @@ def test_half_an_event_of_a_supervisor_that_was_killed_ends_no_later_job(
         file.write('{"t": 1.0, "ev')
     made.say("job starts", step=5)
     assert [event.step for event in events_of.newest_first(made.run_dir)] == [5, 4]
+
+
+@pytest.mark.parametrize(("by", "restarts", "refused"), [(7, 0, True), (6, 0, False), (6, 1, True)])
+def test_jobs_that_come_by_themselves_and_get_nothing_done_end(
+    tmp_path: Path, monkeypatch: Patch, by: int, restarts: int, refused: bool
+) -> None:
+    made = make(tmp_path, monkeypatch, restarts=restarts)
+    for _ in range(made.config.launch.restart.attempts + 1):
+        made.say("job starts", step=0)
+        made.say("replaced", by=by)
+    said = made._idle_jobs()
+    assert ("jobs in a row began at step 0 and got no checkpoint further" in said) == refused

@@ -195,6 +195,11 @@ def test_a_node_that_hangs_is_named_and_left_behind(
     assert losses(job.metrics()) == pytest.approx(losses(undisturbed[:20]), rel=1e-4, abs=1e-7)
 
 
+def states(job: Job) -> str:
+    """What Slurm says of the job's components."""
+    return job.testbed.run("squeue", "-h", "-j", job.id, "-o", "%T").stdout
+
+
 def test_a_node_that_slurm_does_not_let_go_of_costs_the_job_and_not_the_run(
     testbed: Testbed, here: Path, quickstart_model: str, undisturbed: list[dict[str, Any]]
 ) -> None:
@@ -207,6 +212,8 @@ def test_a_node_that_slurm_does_not_let_go_of_costs_the_job_and_not_the_run(
         testbed.node("kill", node)
         try:
             job.wait(lambda number=number: len(job.events("replaced")) > number, f"what follows {node}", 180)  # type: ignore[misc]
+            # A node that came back while its job still ran would break that apart (docs/decisions.md).
+            job.wait(lambda: "RUNNING" not in states(job), f"the end of job {job.id}", 60)
         finally:
             testbed.node("start", node)
         assert node in job.events("replaced")[number]["message"]
